@@ -1,0 +1,27 @@
+"""Errors a user can act on: each names the option, the value it was given and the remedy."""
+
+
+class SpecdecError(Exception):
+    """Base of all errors that `run.py` prints as one line instead of a traceback."""
+
+
+class OptionError(SpecdecError, ValueError):
+    """An option has a value that cannot work.
+
+    Arguments:
+        option: the option as the user writes it, e.g. ``drafter.gamma``.
+        value: the offending value.
+        remedy: what is wrong and what to do instead, one sentence or two.
+    """
+
+    def __init__(self, option: str, value: object, remedy: str):
+        self.option, self.value, self.remedy = option, value, remedy
+        super().__init__(f"{option}={value}: {remedy}")
+
+
+class NumericalError(SpecdecError):
+    """A model produced NaN or infinite logits; carries the step and the row."""
+
+
+class ContractViolation(SpecdecError):
+    """A drafter broke its own declaration (`engine.check_contract=true`)."""
