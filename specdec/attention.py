@@ -1,0 +1,44 @@
+"""Attention for token trees: scaled dot-product attention with an explicit mask and grouped queries.
+
+Hugging Face's `sdpa` repeats keys and values for every query head as soon as a mask is given. Here the query heads
+that share a key/value head are laid side by side instead, so that the cache is read once and never copied.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+NAME = "specdec_tree"
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """Masked grouped-query attention.
+
+    Arguments:
+        query: `[B, H, T, D]`; key, value: `[B, H_kv, S, D]`.
+        attention_mask: `[B, 1, T, S]` additive float.
+
+    Returns:
+        `[B, T, H, D]` and no weights.
+    """
+    batch, heads, count, dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    packed = query.reshape(batch, kv_heads, groups * count, dim)
+    if groups > 1 and count > 1:
+        attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    out = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
+    return out.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, tree_attention)

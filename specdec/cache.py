@@ -1,0 +1,127 @@
+"""A key/value cache with slots: every row has its own length, and rolling back is moving a number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specdec.tree import Tree
+
+
+class SlotCache(Cache):
+    """Per layer two buffers `[B, H_kv, capacity, D]`; row b's committed tokens lie in slots 0 … lengths[b]−1.
+
+    A forward of T tokens writes row b's keys and values at slots lengths[b] … lengths[b]+T−1 without advancing the
+    length. `advance` then keeps a path of them; whatever is not kept is overwritten by the next forward.
+
+    Arguments:
+        layers: number of layers.
+        batch: B.
+        capacity: slots per row.
+    """
+
+    def __init__(self, layers: int, batch: int, capacity: int, device: torch.device):
+        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.longest = 0  # max(lengths), known on the host
+        self.aligned = True  # all lengths equal, so that a slice can be written instead of a scatter
+        self.slots: Tensor | slice = slice(0, 0)  # where the forward that has begun writes
+        self.used = 0  # and how many slots it looks at
+        self.rows = torch.arange(batch, device=device)[:, None]
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    def begin(self, count: int, used: int | None = None) -> None:
+        """Prepare a forward of `count` tokens per row that attends to the first `used` slots (as few as possible)."""
+        if self.longest + count > self.capacity:
+            raise RuntimeError(f"{count} tokens after {self.longest} do not fit into {self.capacity} slots")
+        self.used = used or self.longest + count
+        if self.aligned:
+            self.slots = slice(self.longest, self.longest + count)
+        else:
+            self.slots = self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
+
+    def set_lengths(self, lengths: Tensor, longest: int) -> None:
+        """Declare the committed lengths `[B]`; `longest` is their maximum."""
+        self.lengths, self.longest, self.aligned = lengths, longest, self.batch == 1
+
+    def advance(self, tree: Tree, path: Tensor, accepted: Tensor) -> None:
+        """Keep the root and the accepted `path` `[B, D]` of the last forward; `settle` must follow.
+
+        Arguments:
+            tree: the shape that was forwarded (the root at the first slot, node n at slot n+1).
+            path: accepted nodes from depth 1 downwards, −1 padded.
+            accepted: `[B]` how many.
+        """
+        if not tree.is_chain and path.shape[1]:
+            first = self.lengths[:, None] + 1
+            goal = first + torch.arange(path.shape[1], device=path.device)  # [B, D]
+            source = torch.where(path >= 0, first + path, goal)  # what is not accepted stays where it is
+            for layer in self.layers:
+                layer.move(self.rows, source, goal)
+        self.lengths = self.lengths + 1 + accepted
+
+    def settle(self, longest: int) -> None:
+        """Tell the cache, once the host knows it, how long its longest row is."""
+        self.longest, self.aligned = longest, self.batch == 1
+
+    def select(self, rows: Tensor, longest: int) -> None:
+        """Keep only some rows (int64 indices)."""
+        for layer in self.layers:
+            layer.select(rows)
+        self.lengths, self.rows = self.lengths[rows], self.rows[: len(rows)]
+        self.settle(longest)
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's buffers, allocated at the first write, when their shape and dtype are known."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache):
+        super().__init__()
+        self._cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, heads, _, _ = key_states.shape
+        capacity = self._cache.capacity
+        self.keys = key_states.new_zeros(batch, heads, capacity, key_states.shape[-1])
+        self.values = value_states.new_zeros(batch, heads, capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write `[B, H_kv, T, D]` at each row's next slots; return the slots in use."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots, used = self._cache.slots, self._cache.used
+        if isinstance(slots, slice):
+            self.keys[:, :, slots] = key_states
+            self.values[:, :, slots] = value_states
+        else:
+            rows, slots = self._cache.rows.to(self.keys.device), slots.to(self.keys.device)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
+        return self.keys[:, :, :used], self.values[:, :, :used]
+
+    def move(self, rows: Tensor, source: Tensor, goal: Tensor) -> None:
+        """Copy slots `source` to `goal`, both `[B, D]`."""
+        rows, source, goal = (x.to(self.keys.device) for x in (rows, source, goal))
+        for buffer in (self.keys, self.values):
+            buffer[rows, :, goal] = buffer[rows, :, source]
+
+    def select(self, rows: Tensor) -> None:
+        if self.is_initialized:
+            self.keys, self.values = (x[rows.to(x.device)] for x in (self.keys, self.values))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.used, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.longest
+
+    def get_max_length(self) -> int:
+        return self._cache.capacity

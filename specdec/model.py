@@ -1,0 +1,199 @@
+"""A causal language model that reads token trees: prefill, tree forward, features.
+
+Serves the target and any drafter that is a language model. Knows nothing of sampling, rules or drafters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec import attention
+from specdec.cache import SlotCache
+from specdec.compat import cache_argument
+from specdec.tree import Tree
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward gives.
+
+    Arguments:
+        logits: `[B, T, V]` after every forwarded token (`[B, 1, V]`, after the last prompt token, for a prefill).
+        features: layer → `[B, T, H]` for every forwarded token, as asked for by `Model.features`.
+    """
+
+    logits: Tensor
+    features: dict[int, Tensor]
+
+
+class Model:
+    """A Hugging Face causal language model behind the slots-and-trees interface.
+
+    Arguments:
+        hf: the model, in eval mode, on its device(s).
+        tokenizer: its tokenizer, or `None` where prompts come as token ids.
+        name: what reports call it.
+        eos_token_ids: tokens that end a sequence.
+        context_length: the largest number of tokens the model can see.
+        chat: whether prompts are wrapped in the chat template.
+        provenance: where the weights came from, for the run's metadata.
+    """
+
+    FINAL = -1  # the feature "hidden state after the final norm", i.e. what enters the language-model head
+
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "",
+        eos_token_ids: tuple[int, ...] = (),
+        context_length: int | None = None,
+        chat: bool = False,
+        provenance: dict[str, Any] | None = None,
+    ):
+        self.hf, self.tokenizer, self.name, self.chat = hf, tokenizer, name, chat
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.config = hf.config.get_text_config()
+        self.context_length = context_length or getattr(self.config, "max_position_embeddings", 2**31)
+        self.provenance = provenance or {}
+        self.vocab_size: int = hf.get_output_embeddings().weight.shape[0]
+        self.features: tuple[int, ...] = ()  # layers whose output the drafter wants, or FINAL
+        self.fixed_width: int | None = None  # pad every tree forward to this many tokens
+        self._cache_argument = cache_argument(hf)
+        self._captured: dict[int, Tensor] = {}
+        self._last: Tensor | None = None  # during prefill: the only position per row whose logits are wanted
+        self._install_hooks()
+        if self.config._attn_implementation == "sdpa":
+            hf.set_attn_implementation(attention.NAME)
+        layer_types = set(getattr(self.config, "layer_types", None) or ())
+        self._window: int | None = getattr(self.config, "sliding_window", None)
+        if not getattr(self.config, "use_sliding_window", True) or (layer_types and "sliding_attention" not in layer_types):
+            self._window = None
+        self._mixed_masks = self._window is not None and "full_attention" in layer_types
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    def new_cache(self, batch: int, capacity: int) -> SlotCache:
+        """An empty cache; a forward of T tokens needs T free slots per row."""
+        return SlotCache(self.config.num_hidden_layers, batch, capacity, self.device)
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, chunk: int = 512) -> Output:
+        """Read prompts into an empty cache.
+
+        Arguments:
+            tokens: `[B, L]` int64, right-padded with any token.
+            lengths: `[B]` int64, the prompts' lengths; their maximum is L.
+            cache: an empty cache.
+            chunk: at most this many tokens per forward.
+
+        Returns:
+            Logits `[B, 1, V]` after each row's last token; features `[B, L, H]`.
+        """
+        pieces: list[dict[int, Tensor]] = []
+        logits = None
+        for start in range(0, tokens.shape[1], chunk):
+            piece = tokens[:, start : start + chunk]
+            self._last = (lengths - 1 - start).clamp(0, piece.shape[1] - 1)
+            try:
+                out = self._forward(piece, Tree.chain(piece.shape[1] - 1, self.device), cache)
+            finally:
+                self._last = None
+            ends_here = (lengths > start)[:, None, None]
+            logits = out.logits if logits is None else torch.where(ends_here, out.logits, logits)
+            pieces.append(out.features)
+            cache.lengths = cache.lengths + piece.shape[1]
+            cache.longest += piece.shape[1]
+        cache.set_lengths(lengths.clone(), tokens.shape[1])
+        assert logits is not None
+        return Output(logits, {k: torch.cat([p[k] for p in pieces], 1) for k in self.features})
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, tree: Tree, cache: SlotCache) -> Output:
+        """One forward over the last committed token and a tree hanging off it.
+
+        Arguments:
+            tokens: `[B, N+1]` int64, the root first.
+            tree: N nodes.
+            cache: holds everything before the root; its lengths do not change.
+
+        Returns:
+            Logits `[B, N+1, V]`; every node's equal those of a plain forward along its path.
+        """
+        count = tokens.shape[1]
+        if self.fixed_width is None or count >= self.fixed_width:
+            return self._forward(tokens, tree, cache)
+        padding = self.fixed_width - count  # extra leaves of the root that nobody looks at
+        padded_tree = Tree(torch.nn.functional.pad(tree.parents, (0, padding), value=-1))
+        out = self._forward(torch.nn.functional.pad(tokens, (0, padding)), padded_tree, cache, cache.capacity)
+        return Output(out.logits[:, :count], {k: f[:, :count] for k, f in out.features.items()})
+
+    def _forward(self, tokens: Tensor, tree: Tree, cache: SlotCache, used: int | None = None) -> Output:
+        cache.begin(tokens.shape[1], used)
+        positions = cache.lengths[:, None] + tree.depth  # [B, T]
+        output = self.hf(
+            input_ids=tokens,
+            attention_mask=self._masks(tree, cache, positions),
+            position_ids=positions,
+            use_cache=True,
+            **{self._cache_argument: cache},
+        )
+        captured, self._captured = self._captured, {}
+        return Output(output.logits, captured)
+
+    def _masks(self, tree: Tree, cache: SlotCache, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """Additive masks `[B, 1, T, S]`: committed slots, ancestors and oneself are seen, everything else is not."""
+        slots = torch.arange(cache.used, device=positions.device)
+        relative = slots - cache.lengths[:, None]  # [B, S] index into the forwarded tokens, negative if committed
+        count = tree.size + 1
+        if tree.is_chain:
+            visible = relative[:, None, :] <= torch.arange(count, device=slots.device)[:, None]
+        else:
+            index = relative.clamp(0, count - 1)[:, None, :].expand(-1, count, -1)
+            sees = tree.ancestors.expand(len(relative), -1, -1).gather(2, index)
+            visible = (relative < 0)[:, None, :] | (sees & (relative < count)[:, None, :])
+        full = self._additive(visible)
+        if self._window is None:
+            return full
+        depth = positions.gather(1, relative.clamp(0, count - 1))
+        slot_position = torch.where(relative < 0, slots, depth)
+        sliding = self._additive(visible & (positions[:, :, None] - slot_position[:, None, :] < self._window))
+        return {"full_attention": full, "sliding_attention": sliding} if self._mixed_masks else sliding
+
+    def _additive(self, visible: Tensor) -> Tensor:
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
+        return mask.masked_fill_(~visible, torch.finfo(self.dtype).min)[:, None]
+
+    def _install_hooks(self) -> None:
+        """Capture features on their way, and spare the head the positions nobody asked for."""
+
+        def before_head(module: torch.nn.Module, args: tuple) -> tuple | None:
+            hidden = args[0]
+            if self.FINAL in self.features:
+                self._captured[self.FINAL] = hidden
+            if self._last is None:
+                return None
+            rows = torch.arange(len(hidden), device=hidden.device)
+            return (hidden[rows, self._last.to(hidden.device)][:, None], *args[1:])
+
+        def after_layer(index: int):
+            def hook(module: torch.nn.Module, args: tuple, output: Any) -> None:
+                if index in self.features:
+                    self._captured[index] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        self.hf.get_output_embeddings().register_forward_pre_hook(before_head)
+        for index, layer in enumerate(self.hf.get_decoder().layers):
+            layer.register_forward_hook(after_layer(index))
