@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from specdec.errors import OptionError
 from specdec.sampling import Sampling
+
+T = TypeVar("T")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 @dataclass
@@ -22,6 +38,7 @@ class TargetConfig:
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | float64
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     device_map: str | None = None  # "auto": spread over devices with accelerate
+    attention: str = "sdpa"  # name of a registered attention implementation
     chat: bool = True  # wrap prompts in the model's chat template where it has one
     trust_remote_code: bool = False
     # source=tiny: a random Llama of this size, reproducible from its own seed
@@ -29,6 +46,21 @@ class TargetConfig:
     hidden_size: int = 32
     layers: int = 2
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "source": ("embedded", "hf", "tiny"),
+            "weights": ("pretrained", "random"),
+            "dtype": DTYPES,
+            "device_map": (None, "auto"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise OptionError(f"target.{name}", value, f"there is no such choice; {suggest(value, allowed)}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise OptionError("target.device", self.device, "unknown device; choices: auto, cpu, cuda, cuda:N.")
+        at_least("target", self, vocab_size=2, hidden_size=1, layers=1)
 
 
 @dataclass
@@ -39,6 +71,11 @@ class PromptsConfig:
     path: str | None = None  # JSONL, Parquet or text (one prompt a line)
     limit: int | None = None  # at most this many, spread evenly over the domains
     domains: list[str] | None = None  # only these
+
+    def __post_init__(self) -> None:
+        at_least("prompts", self, limit=1)
+        if self.name in ("file", "spec_bench") and not self.path:
+            raise OptionError("prompts.path", self.path, f"must name the file that prompts={self.name} shall read.")
 
 
 @dataclass
@@ -55,17 +92,14 @@ class EngineConfig:
     threads: int | None = None  # CPU threads; null = as the machine has
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("prefill_chunk", 1), ("fixed_width", 1), ("threads", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise OptionError(f"engine.{name}", value, f"must be ≥ {least}.")
+        at_least("engine", self, max_new_tokens=1, batch_size=1, prefill_chunk=1, fixed_width=1, threads=1)
         if any(not s for s in self.stop):
             raise OptionError("engine.stop", self.stop, "must not hold an empty string.")
 
 
 @dataclass
 class Config:
-    """A whole run. `task`, `drafter` and `verify` are open here: each is checked by its own dataclass."""
+    """A whole run. `task`, `drafter` and `verify` are open here: each is checked by its own owner."""
 
     task: Any = "???"
     target: TargetConfig = field(default_factory=TargetConfig)
@@ -77,3 +111,69 @@ class Config:
     experiment: Any = None
     seed: int = 0
     resume: bool = False
+
+
+def at_least(group: str, config: object, **least: int) -> None:
+    """Refuse values below their minimum.
+
+    Raises:
+        OptionError: names `group.field`; `None` passes.
+    """
+    for name, minimum in least.items():
+        value = getattr(config, name)
+        if value is not None and value < minimum:
+            raise OptionError(f"{group}.{name}", value, f"must be ≥ {minimum}.")
+
+
+def suggest(wrong: object, choices: Iterable[object]) -> str:
+    """The end of an error message: the nearest choice, if one is near, and all of them."""
+    names = ["null" if choice is None else str(choice) for choice in choices]
+    near = difflib.get_close_matches(str(wrong), names, n=1)
+    if not names:
+        return ""
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}choices: {', '.join(names)}"
+
+
+def from_mapping(cls: type[T], mapping: Mapping[str, Any], group: str) -> T:
+    """A dataclass from plain values, each checked against its field's name and type.
+
+    Raises:
+        OptionError: names `group.field`; also whatever the dataclass's own `__post_init__` refuses.
+    """
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)  # frozen dataclasses
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(schema, dict(mapping)))  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise explain(error, group) from error
+
+
+def explain(error: OmegaConfBaseException, group: str = "", value: object = None) -> OptionError:
+    """The error of the configuration library in our terms: option, value, remedy.
+
+    Arguments:
+        group: prefix of the option, where the error came from a part of the configuration.
+        value: what the user wrote, where the error does not know it.
+    """
+    option = ".".join(filter(None, (group, error.full_key or str(error.key or ""))))
+    value = error.value if error.value is not None else value
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        siblings = [k for k in error.parent_node if k != "hydra"] if isinstance(error.parent_node, DictConfig) else []
+        return OptionError(option, value, f"no such option; {suggest(error.key, siblings)}".rstrip("; "))
+    if isinstance(error, MissingMandatoryValue):
+        return OptionError(option, "???", "must be given.")
+    if isinstance(error, ValidationError):
+        hints = get_type_hints(error.object_type) if isinstance(error.object_type, type) else {}
+        if error.key in hints:
+            return OptionError(option, "null" if value is None else value, f"must be {describe(hints[error.key])}.")
+    return OptionError(option, value, str(error).splitlines()[0])
+
+
+def describe(kind: Any) -> str:
+    """A field's type in words: `list[str] | None` as "a list [..., ...] of text or null"."""
+    if isinstance(kind, UnionType):
+        return " or ".join(describe(part) for part in get_args(kind))
+    if get_origin(kind) is list:
+        return f"a list [..., ...] of {describe(get_args(kind)[0])}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}.get(kind, str(kind))

@@ -1,0 +1,51 @@
+"""Where a model runs and in what precision, settled before anything is loaded."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+from specdec.errors import OptionError
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is a usable device, else the CPU. Raises OptionError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise OptionError("target.device", name, "unknown device; choose auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise OptionError("target.device", name, "this machine has no usable CUDA device; use target.device=cpu.")
+        if (device.index or 0) >= count:
+            raise OptionError("target.device", name, f"there are {count} CUDA devices: 0 to {count - 1}.")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and on CPUs that multiply it in hardware, else float32."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" or cpu_multiplies_bfloat16() else torch.float32
+    if name not in DTYPES:
+        raise OptionError("target.dtype", name, f"unknown precision; choose auto, {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has AMX-BF16 or AVX512-BF16."""
+    try:
+        capabilities = torch.cpu.get_capabilities()
+    except (AttributeError, RuntimeError):
+        cpuinfo = Path("/proc/cpuinfo")
+        flags = cpuinfo.read_text().split() if platform.system() == "Linux" and cpuinfo.exists() else []
+        capabilities = dict.fromkeys(flags, True)
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
