@@ -1,0 +1,63 @@
+"""Drafters, one folder each, found by name.
+
+A drafter `x` is a folder `drafters/x/` with
+
+- `config.py`: a dataclass `Config`, `name: str = "x"` first, its options with their defaults, its checks in
+  `__post_init__` (raising `OptionError("drafter.<option>", ...)`); imports no torch;
+- `drafter.py`: `build(config: Config, target) -> Drafter`;
+
+and a `conf/drafter/x.yaml` with the same options.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec.config import from_mapping, suggest
+from specdec.errors import OptionError
+
+if TYPE_CHECKING:
+    from specdec.drafter import Drafter
+
+
+def names() -> list[str]:
+    """The names of all drafters of this version."""
+    return sorted(config.parent.name for config in Path(__file__).parent.glob("*/config.py"))
+
+
+def config_class(name: str) -> type[Any]:
+    """The dataclass of a drafter's options.
+
+    Raises:
+        OptionError: this version has no such drafter.
+    """
+    if name not in names():
+        remedy = f"this drafter is not part of this version; {suggest(name, names())}"
+        raise OptionError("drafter", name, remedy)
+    return importlib.import_module(f"drafters.{name}.config").Config
+
+
+def check(config: Mapping[str, Any] | Any) -> Any:
+    """A drafter's options as its own dataclass, names, types and values checked; needs no torch.
+
+    Raises:
+        OptionError: unknown drafter, unknown option, wrong type or impossible value.
+    """
+    if not isinstance(config, Mapping):  # checked already
+        return config
+    if "name" not in config:
+        raise OptionError("drafter", dict(config), f"must be chosen; {suggest('', names())}")
+    return from_mapping(config_class(config["name"]), config, "drafter")
+
+
+def build(config: Mapping[str, Any] | Any, target: Any) -> Drafter:
+    """The drafter of these options for this target.
+
+    Raises:
+        OptionError: as `check`, or the drafter cannot serve this target.
+    """
+    config = check(config)
+    return importlib.import_module(f"drafters.{config.name}.drafter").build(config, target)

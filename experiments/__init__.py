@@ -1,0 +1,25 @@
+"""What a user runs. A task `x` is a file `experiments/x.py` and a `conf/task/x.yaml` with the same options.
+
+The file holds
+
+- `Options`: a dataclass of the task's options, `name: str = "x"` first, checks in `__post_init__`;
+- `run(config, run_dir) -> None`: does the work and leaves its results in `run_dir` (see `experiments.store`).
+
+`config` is a `specdec.config.Config`, checked throughout: `config.task` is the task's `Options`,
+`config.drafter` the drafter's own dataclass. Errors the user can act on are `SpecdecError`s; a check that ran
+and failed is `CheckFailed`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from specdec.config import Config, from_mapping
+
+
+def run(config: Config, run_dir: Path) -> None:
+    """Run the task that `config.task` names, leaving its results in `run_dir`."""
+    task = importlib.import_module(f"experiments.{config.task['name']}")
+    config.task = from_mapping(task.Options, config.task, "task")
+    task.run(config, run_dir)

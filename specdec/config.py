@@ -22,6 +22,7 @@ from specdec.errors import OptionError
 from specdec.sampling import Sampling
 
 T = TypeVar("T")
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -34,7 +35,7 @@ class TargetConfig:
     path: str | None = None  # local folder or hub id (source=hf)
     revision: str | None = None
     weights: str = "pretrained"  # pretrained | random (shipped architecture, for timing only)
-    architecture: str | None = None  # shipped architecture under specdec/architectures/, used by weights=random
+    architecture: str | None = None  # one of specdec/architectures/, for weights=random
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | float64
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     device_map: str | None = None  # "auto": spread over devices with accelerate
@@ -57,9 +58,9 @@ class TargetConfig:
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise OptionError(f"target.{name}", value, f"there is no such choice; {suggest(value, allowed)}")
+                raise OptionError(f"target.{name}", value, f"no such choice; {suggest(value, allowed)}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise OptionError("target.device", self.device, "unknown device; choices: auto, cpu, cuda, cuda:N.")
+            raise OptionError("target.device", self.device, "no such device; choose auto, cpu, cuda, cuda:N.")
         at_least("target", self, vocab_size=2, hidden_size=1, layers=1)
 
 
@@ -75,7 +76,7 @@ class PromptsConfig:
     def __post_init__(self) -> None:
         at_least("prompts", self, limit=1)
         if self.name in ("file", "spec_bench") and not self.path:
-            raise OptionError("prompts.path", self.path, f"must name the file that prompts={self.name} shall read.")
+            raise OptionError("prompts.path", "null", f"must name the file that prompts={self.name} reads.")
 
 
 @dataclass
@@ -88,7 +89,7 @@ class EngineConfig:
     ignore_eos: bool = False
     prefill_chunk: int = 512  # prompt tokens per prefill forward
     check_contract: bool = False  # re-draw every proposal and compare it with its declaration
-    fixed_width: int | None = None  # pad every forward to this many tokens, so that widths do not change rounding
+    fixed_width: int | None = None  # pad every forward to this many tokens: same rounding at any width
     threads: int | None = None  # CPU threads; null = as the machine has
 
     def __post_init__(self) -> None:
@@ -157,16 +158,17 @@ def explain(error: OmegaConfBaseException, group: str = "", value: object = None
         value: what the user wrote, where the error does not know it.
     """
     option = ".".join(filter(None, (group, error.full_key or str(error.key or ""))))
-    value = error.value if error.value is not None else value
+    value = next((v for v in (error.value, value) if v is not None), "null")
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
-        siblings = [k for k in error.parent_node if k != "hydra"] if isinstance(error.parent_node, DictConfig) else []
-        return OptionError(option, value, f"no such option; {suggest(error.key, siblings)}".rstrip("; "))
+        parent = error.parent_node if isinstance(error.parent_node, DictConfig) else ()
+        remedy = f"no such option; {suggest(error.key, [key for key in parent if key != 'hydra'])}"
+        return OptionError(option, value, remedy.rstrip("; "))
     if isinstance(error, MissingMandatoryValue):
         return OptionError(option, "???", "must be given.")
     if isinstance(error, ValidationError):
         hints = get_type_hints(error.object_type) if isinstance(error.object_type, type) else {}
         if error.key in hints:
-            return OptionError(option, "null" if value is None else value, f"must be {describe(hints[error.key])}.")
+            return OptionError(option, value, f"must be {describe(hints[error.key])}.")
     return OptionError(option, value, str(error).splitlines()[0])
 
 
@@ -176,4 +178,4 @@ def describe(kind: Any) -> str:
         return " or ".join(describe(part) for part in get_args(kind))
     if get_origin(kind) is list:
         return f"a list [..., ...] of {describe(get_args(kind)[0])}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}.get(kind, str(kind))
+    return WORDS.get(kind, str(kind))

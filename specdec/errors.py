@@ -25,3 +25,7 @@ class NumericalError(SpecdecError):
 
 class ContractViolation(SpecdecError):
     """A drafter broke its own declaration (`engine.check_contract=true`)."""
+
+
+class CheckFailed(SpecdecError):
+    """A check ran to its end and its verdict is no: exit status 1, not an error of the user."""
