@@ -1,4 +1,4 @@
-"""Attention for token trees: scaled dot-product attention with an explicit mask and grouped queries.
+"""Attention for token trees: scaled dot products with an explicit mask and grouped queries.
 
 Hugging Face's `sdpa` repeats keys and values for every query head as soon as a mask is given. Here the query heads
 that share a key/value head are laid side by side instead, so that the cache is read once and never copied.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 NAME = "specdec_tree"
 
@@ -18,7 +20,7 @@ def tree_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
@@ -26,11 +28,14 @@ def tree_attention(
 
     Arguments:
         query: `[B, H, T, D]`; key, value: `[B, H_kv, S, D]`.
-        attention_mask: `[B, 1, T, S]` additive float.
+        attention_mask: `[B, 1, T, S]` additive float; without one (when `generate` runs the model) Hugging Face's
+            own function takes over.
 
     Returns:
         `[B, T, H, D]` and no weights.
     """
+    if attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, **kwargs)
     batch, heads, count, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -42,3 +47,4 @@ def tree_attention(
 
 
 AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

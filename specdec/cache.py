@@ -45,12 +45,8 @@ class SlotCache(Cache):
         else:
             self.slots = self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
 
-    def set_lengths(self, lengths: Tensor, longest: int) -> None:
-        """Declare the committed lengths `[B]`; `longest` is their maximum."""
-        self.lengths, self.longest, self.aligned = lengths, longest, self.batch == 1
-
     def advance(self, tree: Tree, path: Tensor, accepted: Tensor) -> None:
-        """Keep the root and the accepted `path` `[B, D]` of the last forward; `settle` must follow.
+        """Keep the root and the accepted `path` `[B, D]` of the last forward; `settle` must follow before the next.
 
         Arguments:
             tree: the shape that was forwarded (the root at the first slot, node n at slot n+1).
@@ -69,12 +65,11 @@ class SlotCache(Cache):
         """Tell the cache, once the host knows it, how long its longest row is."""
         self.longest, self.aligned = longest, self.batch == 1
 
-    def select(self, rows: Tensor, longest: int) -> None:
+    def select(self, rows: Tensor) -> None:
         """Keep only some rows (int64 indices)."""
         for layer in self.layers:
             layer.select(rows)
         self.lengths, self.rows = self.lengths[rows], self.rows[: len(rows)]
-        self.settle(longest)
 
 
 class _SlotLayer(CacheLayerMixin):

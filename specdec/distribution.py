@@ -29,6 +29,10 @@ class Prefix:
         """`[B, T]`: how many of them are new."""
         return self.length - self.prompt_length[:, None]
 
+    def last(self) -> Prefix:
+        """Only the last node's."""
+        return Prefix(self.tokens[:, -1:], self.length[:, -1:], self.prompt_length)
+
 
 def distribution(
     logits: Tensor, sampling: Sampling, prefix: Prefix | None = None, eos_token_ids: tuple[int, ...] = ()
@@ -67,7 +71,9 @@ def distribution(
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Holtzman et al. 1904.09751: the smallest set of most probable tokens whose mass reaches `top_p`."""
     vocab = probs.shape[-1]
-    count = min(512, vocab) if probs.device.type == "cpu" else vocab  # sorting a whole vocabulary is slow on a CPU
+    count = (
+        min(512, vocab) if probs.device.type == "cpu" else vocab
+    )  # sorting a whole vocabulary is slow on a CPU
     while True:
         top, index = probs.topk(count, -1)
         before = top.cumsum(-1) - top

@@ -72,7 +72,9 @@ class Model:
             hf.set_attn_implementation(attention.NAME)
         layer_types = set(getattr(self.config, "layer_types", None) or ())
         self._window: int | None = getattr(self.config, "sliding_window", None)
-        if not getattr(self.config, "use_sliding_window", True) or (layer_types and "sliding_attention" not in layer_types):
+        if not getattr(self.config, "use_sliding_window", True) or (
+            layer_types and "sliding_attention" not in layer_types
+        ):
             self._window = None
         self._mixed_masks = self._window is not None and "full_attention" in layer_types
 
@@ -115,7 +117,8 @@ class Model:
             pieces.append(out.features)
             cache.lengths = cache.lengths + piece.shape[1]
             cache.longest += piece.shape[1]
-        cache.set_lengths(lengths.clone(), tokens.shape[1])
+        cache.lengths = lengths.clone()
+        cache.settle(tokens.shape[1])
         assert logits is not None
         return Output(logits, {k: torch.cat([p[k] for p in pieces], 1) for k in self.features})
 
@@ -155,7 +158,9 @@ class Model:
     def _masks(self, tree: Tree, cache: SlotCache, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """Additive masks `[B, 1, T, S]`: committed slots, ancestors and oneself are seen, everything else is not."""
         slots = torch.arange(cache.used, device=positions.device)
-        relative = slots - cache.lengths[:, None]  # [B, S] index into the forwarded tokens, negative if committed
+        relative = (
+            slots - cache.lengths[:, None]
+        )  # [B, S] index into the forwarded tokens, negative if committed
         count = tree.size + 1
         if tree.is_chain:
             visible = relative[:, None, :] <= torch.arange(count, device=slots.device)[:, None]

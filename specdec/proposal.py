@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -16,7 +16,9 @@ class Kind(str, Enum):
 
     DETERMINISTIC = "deterministic"  # a function of the context alone, siblings distinct
     WITH_REPLACEMENT = "with_replacement"  # siblings i.i.d. from the declared q
-    WITHOUT_REPLACEMENT = "without_replacement"  # siblings drawn in order from q, each with its predecessors zeroed
+    WITHOUT_REPLACEMENT = (
+        "without_replacement"  # siblings drawn in order from q, each with its predecessors zeroed
+    )
     COUPLED = "coupled"  # drawn with the target's own noise (Gumbel coupling)
 
 
@@ -54,6 +56,10 @@ class Proposal:
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         valid = None if lengths is None else steps < lengths[:, None]
         return cls(tokens, Tree.chain(tokens.shape[1], tokens.device), kind, q, valid)
+
+    def trimmed(self, depth: Tensor) -> Proposal:
+        """Without the nodes deeper than `depth` `[B]`, row by row."""
+        return replace(self, valid=self.mask & (self.tree.depth[:, 1:] <= depth[:, None]))
 
     @property
     def size(self) -> int:

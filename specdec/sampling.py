@@ -19,7 +19,9 @@ class Sampling:
     top_k: int = 0  # keep the k most probable tokens; 0 = off
     top_p: float = 1.0  # keep the smallest set with at least this mass
     min_p: float = 0.0  # keep tokens with at least this fraction of the largest probability
-    repetition_penalty: float = 1.0  # Keskar et al. 1909.05858: divide positive, multiply negative logits of seen tokens
+    repetition_penalty: float = (
+        1.0  # Keskar et al. 1909.05858: divide positive, multiply negative logits of seen tokens
+    )
     no_repeat_ngram_size: int = 0  # ban tokens that would repeat an n-gram of prompt + output; 0 = off
     min_new_tokens: int = 0  # ban end-of-sequence tokens before this many new tokens
     bad_words: list[list[int]] = field(default_factory=list)  # banned token sequences
@@ -36,11 +38,17 @@ class Sampling:
         if self.top_k < 0:
             raise OptionError("sampling.top_k", self.top_k, "must be ≥ 0; 0 switches it off.")
         if self.repetition_penalty <= 0:
-            raise OptionError("sampling.repetition_penalty", self.repetition_penalty, "must be > 0; 1 switches it off.")
+            raise OptionError(
+                "sampling.repetition_penalty", self.repetition_penalty, "must be > 0; 1 switches it off."
+            )
         if self.no_repeat_ngram_size < 0:
-            raise OptionError("sampling.no_repeat_ngram_size", self.no_repeat_ngram_size, "must be ≥ 0; 0 switches it off.")
+            raise OptionError(
+                "sampling.no_repeat_ngram_size", self.no_repeat_ngram_size, "must be ≥ 0; 0 switches it off."
+            )
         if self.min_new_tokens < 0:
-            raise OptionError("sampling.min_new_tokens", self.min_new_tokens, "must be ≥ 0; 0 switches it off.")
+            raise OptionError(
+                "sampling.min_new_tokens", self.min_new_tokens, "must be ≥ 0; 0 switches it off."
+            )
         if any(not words for words in self.bad_words):
             raise OptionError("sampling.bad_words", self.bad_words, "must not hold an empty token sequence.")
 
@@ -52,5 +60,9 @@ class Sampling:
     def needs_prefix(self) -> bool:
         """Whether the law of a token depends on the tokens before it beyond the logits."""
         return bool(
-            self.repetition_penalty != 1 or self.no_repeat_ngram_size or self.min_new_tokens or self.bad_words or self.processors
+            self.repetition_penalty != 1
+            or self.no_repeat_ngram_size
+            or self.min_new_tokens
+            or self.bad_words
+            or self.processors
         )

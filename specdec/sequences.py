@@ -22,16 +22,14 @@ class Sequences:
     def __init__(self, prompts: list[list[int]], ids: Tensor, room: Tensor, margin: int = 1):
         device = ids.device
         lengths = [len(p) for p in prompts]
-        self.ids, self.room = ids, room
+        self.ids, self.room, self.prompts = ids, room, prompts
         self.lengths = torch.tensor(lengths, device=device)  # [B] committed tokens
         self.prompt_length = self.lengths.clone()
         self.longest = max(lengths)
         width = self.longest + int(room.max()) + margin
-        host = torch.zeros(len(prompts), width, dtype=torch.int64)
-        for row, prompt in zip(host, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
-        self.tokens = host.to(device)  # [B, capacity]
-        self.last_block: list[list[int]] = prompts  # what was committed last, on the host
+        padded = torch.tensor([p + [0] * (self.longest - len(p)) for p in prompts], device=device)
+        self.tokens = torch.nn.functional.pad(padded, (0, width - self.longest))  # [B, capacity]
+        self.last_block: list[list[int]] = []  # what was committed last, on the host
 
     @property
     def batch(self) -> int:
@@ -56,12 +54,14 @@ class Sequences:
         """Tell the host what was committed last and how long the longest row is."""
         self.last_block, self.longest = blocks, longest
 
-    def select(self, rows: Tensor, longest: int) -> None:
+    def select(self, rows: Tensor) -> None:
         """Keep only some rows (int64 indices)."""
         self.ids, self.room, self.lengths, self.prompt_length, self.tokens = (
             x[rows] for x in (self.ids, self.room, self.lengths, self.prompt_length, self.tokens)
         )
-        self.last_block, self.longest = [self.last_block[i] for i in rows.tolist()], longest
+        keep = rows.tolist()
+        self.prompts = [self.prompts[i] for i in keep]
+        self.last_block = [self.last_block[i] for i in keep]
 
     def prefix(self, tree: Tree, drafted: Tensor) -> Prefix:
         """The prefix of the root and of every node, right-aligned.
@@ -72,8 +72,14 @@ class Sequences:
         """
         length = self.lengths[:, None] + tree.depth  # [B, N+1]
         width = self.longest + tree.max_depth
-        at = torch.arange(width, device=length.device) - (width - length)[..., None]  # [B, N+1, W] absolute position
-        committed = self.tokens[:, None].expand(-1, length.shape[1], -1).gather(2, at.clamp(0, self.tokens.shape[1] - 1))
+        at = (
+            torch.arange(width, device=length.device) - (width - length)[..., None]
+        )  # [B, N+1, W] absolute position
+        committed = (
+            self.tokens[:, None]
+            .expand(-1, length.shape[1], -1)
+            .gather(2, at.clamp(0, self.tokens.shape[1] - 1))
+        )
         tokens = torch.where(at >= 0, committed, -1)
         if tree.size:
             level = at - self.lengths[:, None, None]  # 0 for depth 1

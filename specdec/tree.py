@@ -22,7 +22,9 @@ class Tree:
         return Tree(torch.arange(-1, length - 1, device=device))
 
     @staticmethod
-    def from_paths(paths: list[tuple[int, ...]] | list[list[int]], device: torch.device | str = "cpu") -> Tree:
+    def from_paths(
+        paths: list[tuple[int, ...]] | list[list[int]], device: torch.device | str = "cpu"
+    ) -> Tree:
         """Medusa's notation: each node is the path of ranks that leads to it; every prefix must be present."""
         ordered = sorted((tuple(p) for p in paths), key=lambda p: (len(p), p))
         index = {path: i for i, path in enumerate(ordered)}

@@ -1,0 +1,1 @@
+"""No drafter: autoregressive decoding, the baseline."""

@@ -1,0 +1,29 @@
+"""Options of `drafter=small`."""
+
+from dataclasses import dataclass
+
+from specdec.errors import OptionError
+
+
+@dataclass
+class Config:
+    name: str = "small"
+    gamma: int = 4  # tokens drafted per step
+    path: str | None = None  # local folder or hub id of the small model
+    revision: str | None = None
+    layers: int | None = None  # without a path: the target's own first layers, nothing trained
+    dtype: str = "auto"  # auto = the target's
+    confidence: float = 0.0  # stop drafting after a token with less draft probability than this; 0 = never
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gamma < 1:
+            raise OptionError("drafter.gamma", self.gamma, "must be ≥ 1; use drafter=none for no draft.")
+        if not 0 <= self.confidence < 1:
+            raise OptionError("drafter.confidence", self.confidence, "must lie in [0, 1); 0 switches it off.")
+        if self.layers is not None and self.layers < 1:
+            raise OptionError("drafter.layers", self.layers, "must be ≥ 1.")
+        if self.path is not None and self.layers is not None:
+            raise OptionError(
+                "drafter.layers", self.layers, "is only for drafter.path=null; give one of them."
+            )

@@ -1,0 +1,61 @@
+"""Where the small model comes from: a checkpoint with the target's tokenizer, or the target's own first layers."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from drafters.small.config import Config
+from specdec.checkpoints import load
+from specdec.config import TargetConfig
+from specdec.errors import OptionError
+from specdec.model import Model
+from specdec.tokenization import same_tokenizer
+
+
+def load_small(config: Config, target: Model) -> Model:
+    """The draft model.
+
+    Raises:
+        OptionError: neither `path` nor `layers` is given, or the tokenizers differ.
+    """
+    if config.path is not None:
+        return _from_checkpoint(config, target)
+    if config.layers is None:
+        raise OptionError(
+            "drafter.path",
+            None,
+            "give a model folder or hub id with the target's tokenizer, or drafter.layers=N.",
+        )
+    return first_layers(target, config.layers)
+
+
+def first_layers(target: Model, layers: int) -> Model:
+    """The target cut after its first `layers` layers; all weights are shared, nothing is trained."""
+    depth = target.config.num_hidden_layers
+    if layers > depth:
+        raise OptionError("drafter.layers", layers, f"the target has only {depth} layers.")
+    memo = {id(parameter): parameter for parameter in target.hf.parameters()}
+    memo |= {id(layer): layer for layer in list(target.hf.get_decoder().layers)[layers:]}
+    small = copy.deepcopy(target.hf, memo)
+    decoder = small.get_decoder()
+    decoder.layers = nn.ModuleList(list(decoder.layers)[:layers])
+    small.config.get_text_config().num_hidden_layers = layers
+    return Model(small, target.tokenizer, f"{target.name}[:{layers}]", context_length=target.context_length)
+
+
+def _from_checkpoint(config: Config, target: Model) -> Model:
+    dtype = str(target.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
+    loaded = load(
+        TargetConfig(
+            name=f"drafter {config.path}",
+            path=config.path,
+            revision=config.revision,
+            dtype=dtype,
+            device=str(target.device),
+            trust_remote_code=config.trust_remote_code,
+        )
+    )
+    same_tokenizer(target.tokenizer, loaded.tokenizer)
+    return Model(loaded.model, loaded.tokenizer, str(config.path), provenance=loaded.provenance)

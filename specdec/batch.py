@@ -1,0 +1,187 @@
+"""The bookkeeping of one batch: what was emitted, what stays of it, who has finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec.config import EngineConfig
+from specdec.errors import NumericalError
+from specdec.ledger import PHASES, Ledger, Row
+from specdec.model import Model
+from specdec.proposal import Proposal
+from specdec.sequences import Sequences
+from specdec.stopping import StopStrings, keep
+from specdec.verify import Verdict
+
+TokenCallback = Callable[[int, list[int]], None]
+
+
+@dataclass
+class Generation:
+    """One finished sequence.
+
+    Arguments:
+        sequence: its identity in the random source.
+        prompt: token ids. tokens: new token ids, an end-of-sequence token included.
+        text: the decoded new tokens, cut before a stop string (`None` without a tokenizer).
+        finish_reason: `eos`, `stop` (a stop string), `length` (max_new_tokens) or `context` (context full).
+        seconds_to_first_token: wall time from the start of its batch to its first token.
+        seconds: wall time from the start of its batch to its last token.
+    """
+
+    sequence: int
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    text: str | None = None
+    finish_reason: str = ""
+    seconds_to_first_token: float = 0.0
+    seconds: float = 0.0
+
+
+TokenCallback = Callable[[int, list[int]], None]
+
+
+class Batch:
+    """Host and device state of the sequences decoded together.
+
+    Arguments:
+        prompts, ids, room: token ids, identity and room for new tokens of each sequence.
+        target: for its tokenizer and device.
+        config: stop strings, limits.
+        eos_token_ids: what ends a sequence.
+        ledger: where the counts go.
+    """
+
+    def __init__(
+        self,
+        prompts: list[list[int]],
+        ids: list[int],
+        room: list[int],
+        target: Model,
+        config: EngineConfig,
+        eos_token_ids: tuple[int, ...],
+        ledger: Ledger,
+    ):
+        device = target.device
+        self.sequences = Sequences(
+            prompts, torch.tensor(ids, device=device), torch.tensor(room, device=device)
+        )
+        self.active = [Generation(i, p) for i, p in zip(ids, prompts, strict=True)]
+        self.tokenizer, self.eos_token_ids, self.ledger = target.tokenizer, eos_token_ids, ledger
+        self.max_new_tokens = config.max_new_tokens
+        self.stops = [StopStrings(target.tokenizer, config.stop) for _ in ids] if config.stop else None
+        self.going_on = list(range(len(ids)))  # rows that have not finished
+        self.room = dict(zip(ids, room, strict=True))
+        self.least_room, self.most_room = min(room), max(room)
+        self.started = time.perf_counter()
+
+    def commit(self, proposal: Proposal, verdict: Verdict, logits: Tensor, step: int) -> None:
+        """Append what the rule emitted, cut at the first stop; the one place where the host waits for the device."""
+        sequences, tree = self.sequences, proposal.tree
+        block = emitted_block(proposal, verdict)  # [B, D+1]
+        kept, finished, by_eos = keep(block, verdict.accepted + 1, sequences.room, self.eos_token_ids)
+        sequences.append(block, kept)
+        mask = proposal.mask
+        nodes = mask.sum(1)
+        depth = (tree.depth[:, 1:] * mask).amax(1) if proposal.size else nodes
+        sound = logits.amax(-1).isfinite().all(1)  # NaN spreads through a maximum
+        columns = (kept, finished, by_eos, verdict.accepted, nodes, depth, at_leaf(proposal, verdict), sound)
+        table = torch.cat([torch.stack([c.long() for c in columns], 1), block], 1).tolist()
+
+        self.going_on, blocks, lengths, rooms = [], [], [], []
+        for row, (kept_, finished_, by_eos_, accepted, nodes_, depth_, leaf, sound_, *emitted) in enumerate(
+            table
+        ):
+            generation = self.active[row]
+            if not sound_:
+                raise NumericalError(
+                    f"the target's logits hold NaN or infinity at step {step}, row {row} (sequence {generation.sequence}); "
+                    "try target.dtype=float32. Sequences that had finished are kept."
+                )
+            tokens = emitted[:kept_]
+            stop = self.stops[row].feed(tokens) if self.stops else None
+            if stop is not None:
+                tokens, finished_, by_eos_ = tokens[:stop], True, False
+            count = len(tokens)
+            self.ledger.rows.append(
+                Row(
+                    sequence=generation.sequence,
+                    nodes=nodes_,
+                    depth=depth_ if count > accepted else min(depth_, count),
+                    accepted=min(accepted, count),
+                    emitted=count,
+                    discarded=accepted + 1 - count,
+                    bonus=bool(leaf) and count > accepted,
+                    prefill=step == 0,
+                )
+            )
+            generation.tokens += tokens
+            blocks.append(tokens)
+            if step == 0:
+                generation.seconds_to_first_token = time.perf_counter() - self.started
+            if finished_:
+                limit = "context" if len(generation.tokens) < self.max_new_tokens else "length"
+                generation.finish_reason = "stop" if stop else "eos" if by_eos_ else limit
+            else:
+                self.going_on.append(row)
+                lengths.append(len(generation.prompt) + len(generation.tokens))
+                rooms.append(self.room[generation.sequence] - len(generation.tokens))
+        if self.going_on:
+            self.least_room, self.most_room = min(rooms), max(rooms)
+        sequences.settle(blocks, max(lengths, default=sequences.longest))
+
+    def finished(self, on_tokens: TokenCallback | None) -> Iterator[Generation]:
+        """Report the committed tokens; yield the sequences that ended with this step."""
+        going_on = set(self.going_on)
+        for row, generation in enumerate(self.active):
+            if on_tokens is not None:
+                on_tokens(generation.sequence, self.sequences.last_block[row])
+            if row not in going_on:
+                generation.seconds = time.perf_counter() - self.started
+                if self.tokenizer is not None:
+                    generation.text = self.tokenizer.decode(generation.tokens, skip_special_tokens=True)
+                    if self.stops:
+                        generation.text = self.stops[row].cut(generation.text)
+                yield generation
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        self.sequences.select(rows)
+        self.active = [self.active[i] for i in self.going_on]
+        if self.stops:
+            self.stops = [self.stops[i] for i in self.going_on]
+
+    def close_step(self, lap: dict[str, float]) -> None:
+        """Book the time of one step."""
+        for phase, seconds in lap.items():
+            self.ledger.seconds["prefill" if "prefill" in lap else phase] += seconds
+        if "prefill" not in lap:
+            row = self.ledger.rows[-1]
+            self.ledger.step_seconds.append(
+                (len(self.active), row.nodes, self.sequences.longest, *(lap[phase] for phase in PHASES))
+            )
+
+
+def emitted_block(proposal: Proposal, verdict: Verdict) -> Tensor:
+    """`[B, D+1]`: the accepted tokens, then the rule's token, then anything."""
+    path = verdict.path
+    if proposal.size:
+        drafted = proposal.tokens.gather(1, path.clamp(min=0))
+    else:
+        drafted = path.new_empty(len(path), 0)
+    block = torch.cat([drafted, verdict.token[:, None]], 1)
+    return block.scatter_(1, verdict.accepted[:, None], verdict.token[:, None])
+
+
+def at_leaf(proposal: Proposal, verdict: Verdict) -> Tensor:
+    """`[B]` bool: the accepted path ended where the draft ended, so the rule's token is a bonus, not a correction."""
+    if not proposal.size:
+        return torch.ones_like(verdict.accepted, dtype=torch.bool)
+    last = verdict.path.gather(1, (verdict.accepted[:, None] - 1).clamp(min=0))
+    last = torch.where(verdict.accepted[:, None] > 0, last, -1)
+    return ~((torch.atleast_2d(proposal.tree.parents) == last) & proposal.mask).any(1)

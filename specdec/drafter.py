@@ -1,0 +1,100 @@
+"""The contract of a drafter: what the engine asks of whatever proposes tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from specdec.model import Output
+from specdec.proposal import Kind, Proposal
+from specdec.rng import Draws, Purpose
+from specdec.sampling import Sampling
+from specdec.sequences import Sequences
+
+
+class Draw:
+    """How a drafter turns a law into a token in one step; a sampling drafter must draw through it and nothing else.
+
+    Arguments:
+        draws: the step's random decisions.
+        coupled: draw with the target's own noise (`verify=gumbel`).
+    """
+
+    def __init__(self, draws: Draws, coupled: bool = False):
+        self.draws, self.coupled = draws, coupled
+
+    def __call__(self, q: Tensor, depth: int, node: int) -> Tensor:
+        """Draw node number `node`, at tree depth `depth` (1 = first drafted token), from `q` `[B, V]` → `[B]`."""
+        return (
+            self.draws.race(q, depth - 1) if self.coupled else self.draws.categorical(q, Purpose.DRAFT, node)
+        )
+
+
+class Drafter(ABC):
+    """Proposes token trees.
+
+    The engine calls `begin` once per batch, then `propose` and `commit` in turn, and `select` when rows finish.
+    `propose` must be a pure function of the drafter's state: called twice with the same draws it proposes the same.
+
+    Attributes:
+        name: as in `drafter=…`.
+        kind: how its tokens are drawn; a rule refuses what it would bias.
+        is_chain: whether every proposal is a chain.
+        max_nodes: the most nodes a proposal can have.
+        features: layers whose hidden states `commit` wants to see in `Output.features` (see `Model.features`).
+    """
+
+    name: str
+    kind: Kind = Kind.DETERMINISTIC
+    is_chain: bool = True
+    max_nodes: int = 0
+    features: tuple[int, ...] = ()
+
+    @abstractmethod
+    def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
+        """A new batch: prompts have been read and the first token is committed.
+
+        Arguments:
+            sequences: prompt + first token of each row.
+            output: the prefill's output.
+            sampling: what the drafter's own law should be processed with.
+            capacity: slots per row that a cache of the drafter's may need.
+        """
+
+    @abstractmethod
+    def propose(self, sequences: Sequences, draw: Draw, depth: int) -> Proposal:
+        """Draft after the last committed token, at most `depth` ≥ 0 tokens deep (no row has room for more)."""
+
+    @abstractmethod
+    def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:
+        """The last proposal was verified and `sequences` has grown.
+
+        Arguments:
+            sequences: with the emitted tokens appended (`last_block` on the host).
+            path: `[B, D]` accepted nodes, −1 padded; accepted: `[B]` how many.
+            output: the target's output over root and nodes.
+        """
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> None:
+        """Only these rows (int64 indices) go on."""
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: speculative decoding without a draft is autoregressive decoding."""
+
+    name = "none"
+
+    def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
+        pass
+
+    def propose(self, sequences: Sequences, draw: Draw, depth: int) -> Proposal:
+        return Proposal.empty(sequences.batch, sequences.ids.device)
+
+    def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:
+        pass
+
+    def select(self, rows: torch.Tensor) -> None:
+        pass

@@ -1,0 +1,147 @@
+"""The decode loop: draft → verify → commit. Autoregressive decoding is the same loop with an empty draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import torch
+
+from specdec.batch import Batch, Generation, TokenCallback
+from specdec.config import EngineConfig
+from specdec.contract import check_proposal
+from specdec.distribution import distribution
+from specdec.drafter import Draw, Drafter, NoDrafter
+from specdec.errors import OptionError
+from specdec.ledger import Clock, Ledger
+from specdec.model import Model
+from specdec.proposal import Kind, Proposal
+from specdec.rng import PhiloxSource, RandomSource
+from specdec.sampling import Sampling
+from specdec.verify import Rule
+
+
+class Engine:
+    """Decodes batches of prompts with one target, drafter and rule.
+
+    Arguments:
+        target: the target model.
+        drafter: what proposes; `None` decodes autoregressively.
+        rule: the verification rule.
+        sampling: the law to sample from.
+        config: lengths, stop strings and so on.
+        source: the random source, or a seed for the shipping one.
+        on_tokens: called with (sequence, tokens) as soon as tokens are committed.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter | None,
+        rule: Rule,
+        sampling: Sampling | None = None,
+        config: EngineConfig | None = None,
+        source: RandomSource | int = 0,
+        on_tokens: TokenCallback | None = None,
+    ):
+        self.target, self.drafter, self.rule = target, drafter or NoDrafter(), rule
+        self.sampling, self.config = sampling or Sampling(), config or EngineConfig()
+        self.source: RandomSource = PhiloxSource(source) if isinstance(source, int) else source
+        self.on_tokens = on_tokens
+        self.ledger = Ledger()
+        self.coupled = rule.coupled and self.drafter.kind is not Kind.DETERMINISTIC
+        rule.check(
+            self.drafter.name, Kind.COUPLED if self.coupled else self.drafter.kind, self.drafter.is_chain
+        )
+        if self.config.stop and target.tokenizer is None:
+            raise OptionError("engine.stop", self.config.stop, "stop strings need a target with a tokenizer.")
+        self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
+
+    def room(self, prompt: list[int]) -> int:
+        """How many new tokens `prompt` may get.
+
+        Raises:
+            OptionError: the prompt is empty or fills the context.
+        """
+        if not prompt:
+            raise OptionError("prompts", "[]", "a prompt is empty; give it at least one token.")
+        left = self.target.context_length - len(prompt)
+        if left < 1:
+            raise OptionError(
+                "prompts",
+                f"<{len(prompt)} tokens>",
+                f"longer than the target's context of {self.target.context_length} tokens leaves room for; shorten it.",
+            )
+        return min(self.config.max_new_tokens, left)
+
+    def generate(self, prompts: list[list[int]], ids: list[int] | None = None) -> list[Generation]:
+        """Decode all prompts, `batch_size` at a time; results in the order of the prompts."""
+        ids = list(range(len(prompts))) if ids is None else ids
+        for prompt in prompts:
+            self.room(prompt)
+        done: dict[int, Generation] = {}
+        size = self.config.batch_size
+        for start in range(0, len(prompts), size):
+            for generation in self.decode(prompts[start : start + size], ids[start : start + size]):
+                done[generation.sequence] = generation
+        return [done[i] for i in ids]
+
+    @torch.inference_mode()
+    def decode(self, prompts: list[list[int]], ids: list[int]) -> Iterator[Generation]:
+        """Decode one batch, yielding each sequence as it finishes.
+
+        Raises:
+            NumericalError: NaN or infinite logits; what had finished has been yielded.
+        """
+        target, drafter, config = self.target, self.drafter, self.config
+        target.features, target.fixed_width = drafter.features, config.fixed_width
+        batch = Batch(
+            prompts, ids, [self.room(p) for p in prompts], target, config, self.eos_token_ids, self.ledger
+        )
+        sequences, clock = batch.sequences, Clock(target.device)
+        capacity = sequences.tokens.shape[1] + max(drafter.max_nodes + 1, config.fixed_width or 0)
+        cache = target.new_cache(len(prompts), capacity)
+
+        prompt_tokens = sequences.tokens[:, : sequences.longest]
+        output = target.prefill(prompt_tokens, sequences.lengths, cache, config.prefill_chunk)
+        proposal = Proposal.empty(len(prompts), target.device)
+        draws = self.source.at(sequences.ids, sequences.lengths)
+        lap = {"prefill": clock.lap()}
+
+        for step in count():
+            # verify: which of the drafted tokens does the target's law accept, and what follows them?
+            prefix = sequences.prefix(proposal.tree, proposal.tokens) if self.sampling.needs_prefix else None
+            p = distribution(output.logits, self.sampling, prefix, self.eos_token_ids)  # [B, N+1, V]
+            verdict = self.rule(proposal, p, draws)
+
+            # commit: append what stays, end what has ended
+            batch.commit(proposal, verdict, output.logits, step)
+            lap["rule"] = clock.lap()
+            if step == 0 and batch.going_on:
+                drafter.begin(sequences, output, self.sampling, capacity)
+            elif batch.going_on:
+                cache.advance(proposal.tree, verdict.path, verdict.accepted)
+                drafter.commit(sequences, verdict.path, verdict.accepted, output)
+            yield from batch.finished(self.on_tokens)
+            if batch.going_on and len(batch.going_on) < sequences.batch:
+                rows = torch.tensor(batch.going_on, device=target.device)
+                batch.select(rows)
+                cache.select(rows)
+                drafter.select(rows)
+            cache.settle(sequences.longest - 1)  # the last token is the root, not read yet
+            lap["other"] = clock.lap()
+            batch.close_step(lap)
+            if not batch.going_on:
+                return
+
+            # draft, and read the draft with the target
+            draws = self.source.at(sequences.ids, sequences.lengths)
+            draw = Draw(draws, self.coupled)
+            proposal = drafter.propose(sequences, draw, batch.most_room - 1)
+            if config.check_contract:
+                check_proposal(drafter, proposal, sequences, draw, batch.most_room - 1, step)
+            if proposal.size and batch.least_room <= proposal.tree.max_depth:
+                proposal = proposal.trimmed(sequences.room - 1)  # each row as if it were alone
+            lap = {"draft": clock.lap()}
+            output = target.forward(torch.cat([sequences.root, proposal.tokens], 1), proposal.tree, cache)
+            lap["target"] = clock.lap()
