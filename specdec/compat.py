@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cache
 
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["cache_argument", "no_init_weights", "quiet_transformers"]
+__all__ = ["attention_names", "cache_argument", "no_init_weights", "quiet_transformers"]
 
 
 def cache_argument(model) -> str:
@@ -27,15 +29,20 @@ def _cache_argument(model_class: type) -> str:
     return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
 
 
+def attention_names() -> list[str]:
+    """Every attention implementation registered with transformers, and its built-in `eager`."""
+    return sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hold back transformers' progress bars, log lines and warnings; what matters is said by specdec itself."""
+    """Hold back transformers' log lines, warnings and bars (some of which ignore its own switch): we say what matters."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _byte_symbols() -> list[str]:
-    """The printable character by which the ByteLevel pre-tokenizer writes each byte, in byte order (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    """The character by which the ByteLevel pre-tokenizer writes each byte, in byte order (GPT-2's table)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(256, 512))
     return [chr(value if value in printable else next(substitutes)) for value in range(256)]
 
@@ -49,14 +50,17 @@ def encode_prompts(
     Arguments:
         tokenizer: the target's.
         texts: prompts; none may be blank.
-        chat: wrap each as a user's message in the tokenizer's chat template, where it has one; the beginning-of-text
-            token is then the template's business, else the tokenizer's. Either way it stands there once at most.
+        chat: wrap each as a user's message in the tokenizer's chat template, where it has one.
+
+    The beginning-of-text token is the template's or else the tokenizer's business; it never stands there twice.
     """
     if tokenizer is None:
         raise OptionError("prompts", "text", "this target has no tokenizer; give token ids instead of text.")
     for number, text in enumerate(texts, start=1):
         if not text.strip():
-            raise OptionError("prompts", repr(text), f"prompt {number} of {len(texts)} is empty; write something in it.")
+            raise OptionError(
+                "prompts", repr(text), f"prompt {number} of {len(texts)} is empty; fill or remove it."
+            )
     wrap = chat and has_chat_template(tokenizer)
     encoded = [_chat_ids(tokenizer, text) if wrap else tokenizer(text)["input_ids"] for text in texts]
     return [_single_bos(ids, tokenizer.bos_token_id) for ids in encoded]
@@ -89,25 +93,28 @@ def tokenizer_differences(
     token_b = {index: token for token, index in vocabulary_b.items()}
     differing = (i for i in sorted(token_a.keys() | token_b.keys()) if token_a.get(i) != token_b.get(i))
     return [
-        f"id {i} is {token_a.get(i)!r} here and {token_b.get(i)!r} there" for i, _ in zip(differing, range(limit), strict=False)
+        f"id {i} is {token_a.get(i)!r} and {token_b.get(i)!r}" for i in itertools.islice(differing, limit)
     ]
 
 
 def require_same_tokenizer(
-    target: PreTrainedTokenizerBase | None, drafter: PreTrainedTokenizerBase | None, option: str, value: object
+    target: PreTrainedTokenizerBase | None,
+    drafter: PreTrainedTokenizerBase | None,
+    option: str,
+    value: object,
 ) -> None:
     """OptionError on `option` unless the drafter's tokenizer equals the target's."""
     if differences := tokenizer_differences(target, drafter):
-        raise OptionError(
-            option,
-            value,
-            f"its tokenizer is not the target's ({'; '.join(differences)}); choose a drafter of the target's own family.",
+        remedy = (
+            f"its tokenizer is not the target's (target's and drafter's {'; '.join(differences)}); "
+            f"choose a drafter of the target's own family."
         )
+        raise OptionError(option, value, remedy)
 
 
 @dataclass(frozen=True)
 class PaddedVocabulary:
-    """Two models of one tokenizer whose embeddings are padded to different sizes (151936 and 152064 in Qwen2.5)."""
+    """Two models of one tokenizer, their vocabularies padded to different sizes (Qwen2.5: 151936 and 152064)."""
 
     target_size: int
     drafter_size: int
@@ -122,14 +129,14 @@ class PaddedVocabulary:
         return min(self.target_size, self.drafter_size)
 
     def to_target(self, drafter_logits: torch.Tensor) -> torch.Tensor:
-        """[..., drafter_size] → [..., target_size]: ids the target lacks are cut, ids the drafter lacks get −inf."""
+        """Logits `[..., drafter_size]` → `[..., target_size]`: what the target lacks is cut, the rest is −inf."""
         if self.identical:
             return drafter_logits
         missing = self.target_size - self.shared
         return torch.nn.functional.pad(drafter_logits[..., : self.shared], (0, missing), value=float("-inf"))
 
     def to_drafter(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids for the drafter's embedding: an id it lacks (a padding id, never text) becomes 0, which only blurs its context."""
+        """Ids for the drafter's embedding; one it lacks (padding, never text) becomes 0: its context is off by that."""
         return ids if self.target_size <= self.drafter_size else ids.where(ids < self.drafter_size, 0)
 
 

@@ -1,16 +1,16 @@
-"""From a `TargetConfig` to a loaded Hugging Face model and its tokenizer.
+"""From a `TargetConfig` to a loaded Hugging Face model and its tokenizer. One file per origin:
 
-    embedded   a small real model that comes from the Python package index (embedded.py)
-    hf         a checkpoint folder or a hub id (pretrained.py)
-    tiny       a random Llama for tests (tiny.py)
-    weights=random   any shipped architecture with random weights, for timing (random_weights.py)
+- embedded.py: a small real model that comes from the Python package index
+- pretrained.py: a checkpoint folder or a hub id
+- tiny.py: a random Llama for tests
+- random_weights.py: a shipped architecture with random weights, for timing
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from specdec.checkpoints.embedded import REQUIREMENT, EmbeddedTarget, cache_dire
 from specdec.checkpoints.pretrained import checkpoint_folder, load_pretrained
 from specdec.checkpoints.random_weights import build_random
 from specdec.checkpoints.tiny import build_tiny, save_tiny
+from specdec.compat import attention_names
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
 from specdec.progress import Progress, status
@@ -37,9 +38,6 @@ __all__ = [
     "save_tiny",
 ]
 
-SOURCES = ("embedded", "hf", "tiny")
-WEIGHTS = ("pretrained", "random")
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -47,27 +45,36 @@ class Loaded:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
-    device: torch.device  # of the embedding, where token ids go
+    device: torch.device  # where token ids go
     dtype: torch.dtype
     chat: bool  # prompts are wrapped in the tokenizer's chat template
-    provenance: dict[str, Any] = field(default_factory=dict)  # for meta.json: source, weights, dtype, parameters, ...
+    provenance: dict[
+        str, Any
+    ]  # for meta.json: source, weights (pretrained or random), dtype, parameters, ...
 
 
 def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
-    """Load the target that `config` describes; slow steps are announced to `progress` (default: standard error).
+    """Load the target that `config` describes.
 
-    Raises OptionError, before anything slow where it can be known, for a value that cannot work or a model that
-    cannot be had.
+    Arguments:
+        progress: is told of each slow step; by default they are shown on standard error.
+
+    Raises:
+        OptionError: a value that cannot work, or a model that cannot be had.
     """
     if progress is None:
         with status() as progress:
             return load(config, progress)
-    _check_choice("target.source", config.source, SOURCES)
-    _check_choice("target.weights", config.weights, WEIGHTS)
-    device = resolve_device(config.device)
-    dtype = torch.float32 if config.source == "tiny" and config.dtype == "auto" else resolve_dtype(config.dtype, device)
+    device, dtype = resolve_device(config.device), _dtype(config)
+    if config.attention not in attention_names():
+        choices = ", ".join(attention_names())
+        raise OptionError("target.attention", config.attention, f"no such attention; choices: {choices}.")
     start = time.perf_counter()
-    model, tokenizer, origin = _SOURCES[_kind(config)](config, device, dtype, progress)
+    try:
+        model, tokenizer, origin = _from_origin(config, device, dtype, progress)
+    except torch.OutOfMemoryError as error:
+        remedy = "the model does not fit into its memory; use target.device_map=auto or target.device=cpu."
+        raise OptionError("target.device", device, remedy) from error
     model.eval().requires_grad_(False)
     provenance = {
         "name": config.name,
@@ -75,7 +82,7 @@ def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
         "dtype": str(dtype).removeprefix("torch."),
         "device": config.device_map or str(device),
         "attention": config.attention,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": model.num_parameters(),
         "load_seconds": round(time.perf_counter() - start, 3),
     }
     return Loaded(
@@ -88,47 +95,45 @@ def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
     )
 
 
-def _kind(config: TargetConfig) -> str:
-    return "random" if config.weights == "random" and config.source != "tiny" else config.source
+def _dtype(config: TargetConfig) -> torch.dtype:
+    if config.source == "tiny" and config.dtype == "auto":
+        return torch.float32
+    return resolve_dtype(config.dtype, resolve_device(config.device))
 
 
-def _embedded(config, device, dtype, progress):
-    folder = EmbeddedTarget(cache_directory()).prepare(progress)
+def _from_origin(config: TargetConfig, device: torch.device, dtype: torch.dtype, progress: Progress):
+    """(model, tokenizer, where they come from)."""
+    origin: dict[str, Any] = {"weights": "pretrained"}
+    if config.source == "tiny":
+        return *build_tiny(config, device, dtype), {
+            "source": "tiny",
+            "weights": "random",
+            "seed": config.seed,
+        }
+    if config.weights == "random":
+        source = config.architecture or config.path
+        progress(f"Building {source} with random weights")
+        return *build_random(config, device, dtype), {
+            "source": source,
+            "weights": "random",
+            "seed": config.seed,
+        }
+    if config.source == "embedded":
+        folder = EmbeddedTarget(cache_directory()).prepare(progress)
+        origin |= {"source": REQUIREMENT}
+    else:
+        folder = checkpoint_folder(config, progress)
+        commit = folder.name if folder.parent.name == "snapshots" else None
+        origin |= {"source": config.path, "commit": commit}
     progress(f"Loading {config.name}")
-    origin = {"source": REQUIREMENT, "weights": "pretrained"}
     return *load_pretrained(config, folder, device, dtype), origin
-
-
-def _hf(config, device, dtype, progress):
-    folder = checkpoint_folder(config, progress)
-    progress(f"Loading {config.path}")
-    origin = {"source": config.path, "weights": "pretrained", "revision": config.revision}
-    if folder.parent.name == "snapshots":
-        origin["commit"] = folder.name
-    return *load_pretrained(config, folder, device, dtype), origin
-
-
-def _tiny(config, device, dtype, progress):
-    return *build_tiny(config, device, dtype), {"source": "tiny", "weights": "random", "seed": config.seed}
-
-
-def _random(config, device, dtype, progress):
-    progress(f"Building {config.architecture or config.path} with random weights")
-    origin = {"source": config.architecture or config.path, "weights": "random", "seed": config.seed}
-    return *build_random(config, device, dtype), origin
-
-
-_SOURCES = {"embedded": _embedded, "hf": _hf, "tiny": _tiny, "random": _random}
-
-
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise OptionError(option, value, f"choose one of {', '.join(choices)}.")
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
-    """The ids that end a sequence: the generation config's (as `generate` has it), else the model's or tokenizer's."""
-    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True), tokenizer):
+    """The ids that end a sequence, as in `generate`: the generation config's, else the model's, else the
+    tokenizer's, else none.
+    """
+    for owner in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
         eos = getattr(owner, "eos_token_id", None)
         if eos is not None:
             return frozenset([eos] if isinstance(eos, int) else eos)
@@ -136,6 +141,6 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Positions the model was built for, prompt and output together; `sys.maxsize` where its config sets no limit."""
+    """Positions the model was built for, prompt and output together; `sys.maxsize` where there is no limit."""
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return positions or sys.maxsize

@@ -9,23 +9,17 @@ import torch
 
 from specdec.errors import OptionError
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is a usable device, else the CPU. Raises OptionError for a device that is not there."""
+    """`auto` is CUDA where there is a device, else the CPU; OptionError for a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise OptionError("target.device", name, "unknown device; choose auto, cpu, cuda or cuda:N.")
+    device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count == 0:
-            raise OptionError("target.device", name, "this machine has no usable CUDA device; use target.device=cpu.")
+            remedy = "no usable CUDA device (driver, or torch built for the CPU); use target.device=cpu."
+            raise OptionError("target.device", name, remedy)
         if (device.index or 0) >= count:
             raise OptionError("target.device", name, f"there are {count} CUDA devices: 0 to {count - 1}.")
     return device
@@ -35,9 +29,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on CUDA and on CPUs that multiply it in hardware, else float32."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" or cpu_multiplies_bfloat16() else torch.float32
-    if name not in DTYPES:
-        raise OptionError("target.dtype", name, f"unknown precision; choose auto, {', '.join(DTYPES)}.")
-    return DTYPES[name]
+    return getattr(torch, name)
 
 
 def cpu_multiplies_bfloat16() -> bool:

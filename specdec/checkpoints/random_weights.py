@@ -21,7 +21,9 @@ SHIFT = 7919  # the block is turned by this much from one matrix to the next
 
 
 def shipped_architectures() -> list[str]:
-    return sorted(entry.name.removesuffix(".json") for entry in SHIPPED.iterdir() if entry.name.endswith(".json"))
+    return sorted(
+        entry.name.removesuffix(".json") for entry in SHIPPED.iterdir() if entry.name.endswith(".json")
+    )
 
 
 def architecture(config: TargetConfig) -> PretrainedConfig:
@@ -41,7 +43,9 @@ def architecture(config: TargetConfig) -> PretrainedConfig:
 def build_random(config: TargetConfig, device: torch.device, dtype: torch.dtype):
     """(model, byte tokenizer): every matrix a stretch of one block of random numbers, norms one, biases zero."""
     if config.device_map:
-        raise OptionError("target.device_map", config.device_map, "is for pretrained weights; use target.device.")
+        raise OptionError(
+            "target.device_map", config.device_map, "is for pretrained weights; use target.device."
+        )
     model_config = architecture(config)
     tokenizer = byte_tokenizer() if model_config.vocab_size >= BYTE_VOCABULARY else None
     with quiet_transformers(), no_init_weights(), device:

@@ -13,7 +13,9 @@ from specdec.errors import OptionError
 from specdec.tokenization import BYTE_VOCABULARY, byte_tokenizer
 
 LOGIT_STD = 1.5  # perplexity ≈ V·exp(−LOGIT_STD²): about a tenth of the vocabulary
-QUERY_KEY_STD = 1.5  # attention scores of standard deviation ≈ 1.5², so that heads look at some tokens and not at others
+QUERY_KEY_STD = (
+    1.5  # attention scores of standard deviation ≈ 1.5²: heads look at some tokens and not at others
+)
 CONTEXT = 2048
 
 
