@@ -13,13 +13,17 @@ and failed is `CheckFailed`.
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 from specdec.config import Config, from_mapping
 
 
 def run(config: Config, run_dir: Path) -> None:
-    """Run the task that `config.task` names, leaving its results in `run_dir`."""
+    """Run the task that `config.task` names, its results in `run_dir`; when resumed, only if unfinished."""
+    if config.resume and (run_dir / "summary.json").exists():
+        print(f"{run_dir} is finished already", file=sys.stderr)
+        return
     task = importlib.import_module(f"experiments.{config.task['name']}")
     config.task = from_mapping(task.Options, config.task, "task")
     task.run(config, run_dir)
