@@ -1,17 +1,17 @@
 """Counter-based random numbers: every draw is a pure function of (seed, sequence, position, purpose, index).
 
-A sequence's randomness therefore depends neither on who shares its batch nor on the device, and the streams of
-different purposes never overlap. The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC'11), written with 64-bit integer tensor operations, so that it runs wherever torch runs.
+A sequence's randomness therefore depends neither on who shares its batch nor on the device, and the streams
+of different purposes never overlap. The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers:
+as easy as 1, 2, 3", SC'11), written once for Python integers (few rows: no tensor overhead) and tensors (many).
 
 Rules and drafters never see uniforms: they ask a `Draws` for *decisions* (`bernoulli`, `categorical`, `race`).
-That is what lets `specdec.exactness.enumeration` replace chance by a walk over every branch of the shipping code.
+So `specdec.exactness.enumeration` can replace chance by a walk over every branch of the shipping code.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_FEW = 48  # up to this many numbers, Python integers beat tensor operations
 
 
 class Purpose(IntEnum):
@@ -31,20 +32,20 @@ class Purpose(IntEnum):
     RACE = 4  # exponential noise of the Gumbel coupling, keyed by absolute position
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
     """Philox-4x32-10.
 
     Arguments:
-        counter: four int64 tensors of one shape, each holding a 32-bit word.
+        counter: four 32-bit words, each a Python integer or an int64 tensor (broadcast against each other).
         key: two 32-bit words.
 
     Returns:
-        Four int64 tensors holding 32-bit words.
+        Four 32-bit words of the same type.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # wraps modulo 2^64: all 64 bits are right
+        left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # int64 wraps: all 64 bits are right
         c0, c1, c2, c3 = (
             ((right >> 32) & _MASK32) ^ c1 ^ k0,
             right & _MASK32,
@@ -55,28 +56,29 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-def _to_unit(high: Tensor, low: Tensor) -> Tensor:
-    """Two 32-bit words → float64 in [0, 1) on the grid of 2^-53."""
-    return ((high >> 5).double() * 67108864.0 + (low >> 6).double()) * (1.0 / 9007199254740992.0)
+def _to_unit(high: Any, low: Any) -> Any:
+    """Two 32-bit words → a number in [0, 1) on the grid of 2^-53 (of a tensor, float64)."""
+    whole = ((high >> 5) << 26) | (low >> 6)
+    return (whole.double() if isinstance(whole, Tensor) else whole) * 2.0**-53
 
 
 def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     """First token whose cumulative probability exceeds `u`, never one of zero probability.
 
     Arguments:
-        probs: `[..., V]` non-negative weights (they need not sum to one exactly).
+        probs: `[..., V]` non-negative weights (they need not sum to one).
         u: `[...]` float64 in [0, 1).
 
     Returns:
         `[...]` int64.
     """
-    positive = probs > 0
-    cdf = probs.double().cumsum(-1)
-    hit = (cdf > (u * cdf[..., -1])[..., None]) & positive
-    first = hit.int().argmax(-1)
-    # u·total can round up to the total: then the last possible token is meant.
-    last = probs.shape[-1] - 1 - positive.flip(-1).int().argmax(-1)
-    return torch.where(hit.any(-1), first, last)
+    cdf = probs.cumsum(-1, dtype=torch.float64)
+    if probs.device.type == "cpu":  # summed in order: never falls, and stays flat at impossible tokens
+        threshold = u[..., None] * cdf[..., -1:]  # below the total for every double u < 1
+        return torch.searchsorted(cdf, threshold, right=True)[..., 0]
+    cdf.masked_fill_(probs <= 0, 0.0)  # a parallel sum may differ in the last bit between neighbours
+    hit = cdf > (u * cdf.amax(-1))[..., None]
+    return hit.view(torch.uint8).argmax(-1)
 
 
 class Draws(Protocol):
@@ -87,11 +89,11 @@ class Draws(Protocol):
         ...
 
     def categorical(self, probs: Tensor, purpose: int | Tensor, index: int = 0) -> Tensor:
-        """Token `[B]` drawn from `probs` `[B, V]`; `purpose` may differ per row (`[B]` int64)."""
+        """Token `[B]` drawn from weights `probs` `[B, V]`; `purpose` may differ per row (`[B]` int64)."""
         ...
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
-        """Exponential race argmin E/p `[B]` at absolute position + `depth`, the noise shared by all who ask."""
+        """Exponential race argmin E/p `[B]` at absolute position + `depth`, on noise shared by all who ask."""
         ...
 
     def select(self, rows: Tensor) -> Draws:
@@ -116,7 +118,7 @@ class PhiloxSource:
         self.key = (seed & _MASK32, (seed >> 32) & _MASK32)
 
     def at(self, sequence: Tensor, position: Tensor) -> PhiloxDraws:
-        """Draws for rows `sequence` `[B]` whose block starts at absolute `position` `[B]`.
+        """Draws for rows `sequence` `[B]` whose block starts at absolute `position` `[B]` (both below 2^32).
 
         A step emits at least one token, so (sequence, position) never repeats and no number is used twice.
         """
@@ -128,34 +130,53 @@ class PhiloxDraws:
 
     def __init__(self, key: tuple[int, int], sequence: Tensor, position: Tensor):
         self.key, self.sequence, self.position = key, sequence, position
+        self._pairs: list[tuple[int, int]] | None = None  # (position, sequence) of each row, on the host
+        self._noise: dict[tuple[int, int], Tensor] = {}  # of `race`, which drafter and rule both ask for
 
     def uniform(self, purpose: int | Tensor, index: int = 0, count: int = 1) -> Tensor:
-        """`[B, count]` float64 in [0, 1)."""
-        lane = torch.arange(index, index + count, device=self.sequence.device).expand(len(self.sequence), count)
-        column = lambda x: x[:, None].expand_as(lane) if isinstance(x, Tensor) else torch.full_like(lane, int(x))  # noqa: E731
-        words = philox((lane, column(self.position), column(self.sequence), column(purpose)), self.key)
+        """`[B, count]` float64 in [0, 1), on the device of `sequence`."""
+        batch, device = len(self.sequence), self.sequence.device
+        if batch * count <= _FEW:
+            lanes = range(index, index + count)
+            purposes = purpose.tolist() if isinstance(purpose, Tensor) else [int(purpose)] * batch
+            rows = zip(self._host_pairs(), purposes, strict=True)
+            words = [[philox((lane, at, who, why), self.key) for lane in lanes] for (at, who), why in rows]
+            unit = [[_to_unit(w[0], w[1]) for w in row] for row in words]
+            return torch.tensor(unit, dtype=torch.float64, device=device).view(batch, count)
+        lane = torch.arange(index, index + count, device=device)[None]
+        why = purpose if isinstance(purpose, Tensor) else torch.full_like(self.sequence, int(purpose))
+        words = philox((lane, self.position[:, None], self.sequence[:, None], why[:, None]), self.key)
         return _to_unit(words[0], words[1])
 
     def bernoulli(self, probability: Tensor, purpose: int = Purpose.ACCEPT, index: int = 0) -> Tensor:
         count = 1 if probability.dim() == 1 else probability.shape[1]
-        u = self.uniform(purpose, index, count)
+        u = self.uniform(purpose, index, count).to(probability.device)
         return u.view_as(probability) < probability  # strict: probability 0 never, 1 always
 
     def categorical(self, probs: Tensor, purpose: int | Tensor, index: int = 0) -> Tensor:
-        return inverse_cdf(probs, self.uniform(purpose, index)[:, 0])
+        return inverse_cdf(probs, self.uniform(purpose, index)[:, 0].to(probs.device))
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
         vocab = probs.shape[-1]
-        pairs = (vocab + 1) // 2  # one Philox block gives two 53-bit uniforms
-        lane = torch.arange(pairs, device=probs.device).expand(len(probs), pairs)
-        column = lambda x: x[:, None].expand_as(lane)  # noqa: E731
-        words = philox(
-            (lane, column(self.position + depth), column(self.sequence), torch.full_like(lane, int(Purpose.RACE))),
-            self.key,
-        )
-        u = torch.stack((_to_unit(words[0], words[1]), _to_unit(words[2], words[3])), -1).flatten(1)[:, :vocab]
-        noise = -torch.log1p(-u)  # Exp(1); u < 1, so it is finite
-        return torch.where(probs > 0, noise / probs.double(), torch.inf).argmin(-1)
+        if (depth, vocab) not in self._noise:
+            self._noise[depth, vocab] = self._exponential(depth, vocab, probs.device)
+        return (self._noise[depth, vocab] / probs.double()).masked_fill_(probs <= 0, torch.inf).argmin(-1)
 
     def select(self, rows: Tensor) -> PhiloxDraws:
+        rows = rows.to(self.sequence.device)
+        if len(rows) == len(self.sequence) and torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+            return self
         return PhiloxDraws(self.key, self.sequence[rows], self.position[rows])
+
+    def _exponential(self, depth: int, vocab: int, device: torch.device) -> Tensor:
+        """`[B, V]` float64 Exp(1) noise of absolute position + `depth`."""
+        lane = torch.arange((vocab + 1) // 2, device=device)[None]  # a Philox block gives two uniforms
+        position, sequence = (self.position + depth)[:, None].to(device), self.sequence[:, None].to(device)
+        words = philox((lane, position, sequence, torch.full_like(sequence, int(Purpose.RACE))), self.key)
+        pairs = torch.stack((_to_unit(words[0], words[1]), _to_unit(words[2], words[3])), -1)
+        return pairs.flatten(1)[:, :vocab].neg().log1p_().neg_()  # u < 1, so it is finite
+
+    def _host_pairs(self) -> list[tuple[int, int]]:
+        if self._pairs is None:
+            self._pairs = list(zip(self.position.tolist(), self.sequence.tolist(), strict=True))
+        return self._pairs

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, Purpose
-from specdec.verify.rule import Rule, Verdict, normalise
+from specdec.verify.rule import Rule, Verdict, final_purpose, or_where_empty, p_of_tokens, ratio
 
 
 class TokenRule(Rule):
     """Accept each drafted token with min(1, p/q); at the first rejection emit from norm(max(p − q, 0)).
 
-    With α = Σ min(p, q) per position, E[accepted] = α₁ + α₁α₂ + … along the chain.
+    A position's acceptance is α = Σ min(p, q) = 1 − TV(p, q).
     """
 
     name = "token"
@@ -23,26 +23,27 @@ class TokenRule(Rule):
     kinds = frozenset({Kind.DETERMINISTIC, Kind.WITH_REPLACEMENT, Kind.WITHOUT_REPLACEMENT})
 
     def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
-        x, gamma = proposal.tokens, proposal.size
-        rows = torch.arange(len(x), device=x.device)
-        p_x = p[:, :gamma].gather(-1, x[..., None])[..., 0]  # [B, γ]
-        q_x = proposal.q_of_tokens(p.dtype)
-
-        accept = draws.bernoulli((p_x / q_x).clamp(max=1.0) * proposal.mask, Purpose.ACCEPT)  # u < p/q
+        gamma = proposal.size
+        accept = draws.bernoulli(self.chance(proposal, p), Purpose.ACCEPT)  # [B, γ]
         n = accept.long().cumprod(1).sum(1)  # [B] accepted length
-        p_n = p[rows, n]  # the law at the first position not accepted
+        law = p[torch.arange(len(p), device=p.device), n]  # p at the first position not accepted
         bonus = n == proposal.mask.sum(1)
         if gamma:
-            q_n = proposal.law(n.clamp(max=gamma - 1), p.shape[-1], p.dtype)
-            residual = normalise((p_n - q_n).clamp(min=0.0), fallback=p_n)
-            p_n = torch.where(bonus[:, None], p_n, residual)
-        y = draws.categorical(p_n, torch.where(bonus, int(Purpose.BONUS), int(Purpose.RESIDUAL)))
+            q = proposal.law(n.clamp(max=gamma - 1), p.shape[-1], p.dtype)
+            law = torch.where(bonus[:, None], law, or_where_empty(self.residual(law, q), law))
+        y = draws.categorical(law, final_purpose(bonus))
+        return Verdict.at(proposal.tree, n - 1, y)
 
-        steps = torch.arange(gamma, device=x.device)
-        return Verdict(torch.where(steps < n[:, None], steps, -1), n, y)
+    def chance(self, proposal: Proposal, p: Tensor) -> Tensor:
+        """`[B, γ]`: min(1, p/q) of each drafted token."""
+        return ratio(p_of_tokens(proposal, p), proposal.q_of_tokens(p.dtype)) * proposal.mask
+
+    def residual(self, p: Tensor, q: Tensor) -> Tensor:
+        """`[B, V]`: what the rejected position still owes the target."""
+        return (p - q).clamp(min=0.0)
 
     def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
-        """α₁ + α₁α₂ + … with the laws along this chain (exact when they do not depend on the drawn tokens)."""
-        q = torch.stack([proposal.law(torch.full_like(proposal.tokens[:, 0], i), p.shape[-1], p.dtype) for i in range(proposal.size)], 1)
-        alpha = torch.minimum(p[:, :-1], q).sum(-1) * proposal.mask
-        return alpha.cumprod(1).sum(1)
+        return self.chance(proposal, p).cumprod(1).sum(1)
+
+    def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor | None:
+        return torch.minimum(p, q).sum(-1) if drafts == 1 else None

@@ -1,0 +1,89 @@
+"""k-SEQ: judge k i.i.d. siblings by one common, best threshold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.proposal import Kind, Proposal
+from specdec.rng import Draws, Purpose
+from specdec.verify.rule import Rule, Verdict, children, final_purpose, law_at, p_of_tokens, ratio, step_down
+
+
+class KSeqRule(Rule):
+    """Accept each of k siblings with min(1, p/(ρq)) until one passes; else y ∝ p − min(q, p/ρ)·A/β.
+
+    β = Σ min(q, p/ρ) is a sibling's acceptance and A = 1 − (1 − β)^k that of the position. Exact for every ρ with
+    A ≤ ρβ; A is largest at the smallest of them, the root ρ* ∈ [1, k] of A = ρβ.
+    """
+
+    name = "kseq"
+    paper = "SpecTr, Sun et al. 2310.15141, Algorithm 2 and Theorem 2"
+    exact = True
+    trees = True
+    kinds = frozenset({Kind.WITH_REPLACEMENT})
+
+    def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
+        node = p.new_full((len(p),), -1, dtype=torch.int64)
+        rho, k = torch.ones_like(p[:, 0, 0]), torch.zeros_like(node)
+        q_x, p_x = proposal.q_of_tokens(p.dtype), p_of_tokens(proposal, p)
+        rows = torch.arange(len(p), device=p.device)
+        for _ in range(proposal.tree.max_depth):
+            young = children(proposal, node)
+            k = young.sum(1)
+            rows = rows[k[rows] > 0]
+            if not len(rows):
+                break
+            rho[rows] = best_threshold(p[rows, node[rows] + 1], self._q(proposal, young, rows), k[rows])
+            chance = ratio(p_x[rows], rho[rows, None] * q_x[rows]) * young[rows]
+            accept = draws.select(rows).bernoulli(chance, Purpose.ACCEPT)
+            node[rows] = step_down(node[rows], accept)
+            rows = rows[accept.any(1)]
+        young = children(proposal, node)
+        k, law = young.sum(1), law_at(p, node)
+        rows = (k > 0).nonzero()[:, 0]
+        if len(rows):
+            law[rows] = self.residual(law[rows], self._q(proposal, young, rows), rho[rows], k[rows])
+        return Verdict.at(proposal.tree, node, draws.categorical(law, final_purpose(k == 0)))
+
+    @staticmethod
+    def _q(proposal: Proposal, young: Tensor, rows: Tensor) -> Tensor:
+        """`[A, V]`: the law the children `young` `[B, N]` of some rows were drawn from."""
+        return proposal.q[rows, young[rows].to(torch.uint8).argmax(1)]
+
+    def residual(self, p: Tensor, q: Tensor, rho: Tensor, k: Tensor) -> Tensor:
+        """`[A, V]`: what is left of p when all k siblings failed, p itself if that is nothing but rounding."""
+        hit = torch.minimum(q, p / rho[:, None])
+        beta = hit.sum(-1)
+        share = torch.where(beta > 0, position_acceptance(beta, k) / beta, 0.0)
+        rest = (p - hit * share[:, None]).clamp_(min=0.0)
+        return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+    def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor:
+        k = torch.full_like(p[..., 0], drafts)
+        rho = best_threshold(p, q, k)
+        return position_acceptance(torch.minimum(q, p / rho[..., None]).sum(-1), k)
+
+
+def position_acceptance(beta: Tensor, k: Tensor) -> Tensor:
+    """A = 1 − (1 − β)^k, accurate for small β."""
+    return -torch.expm1(k * torch.log1p(-beta.clamp(max=1.0)))
+
+
+def best_threshold(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """ρ* `[A]` for laws `[A, V]` and k `[A]` siblings, from above: the returned ρ satisfies A ≤ ρβ to rounding."""
+
+    def excess(rho: Tensor) -> Tensor:
+        beta = torch.minimum(q, p / rho[..., None]).sum(-1)
+        return rho * beta - position_acceptance(beta, k)
+
+    low, high = torch.ones_like(p[..., 0]), k.to(p.dtype)  # excess(low) ≤ 0 ≤ excess(high)
+    f_low, f_high = excess(low), excess(high)
+    for _ in range(12):  # regula falsi with the Illinois weights
+        gap = f_high - f_low
+        rho = torch.where(gap > 0, (low * f_high - high * f_low) / gap, high)
+        f = excess(rho)
+        above = f >= 0
+        f_low, f_high = torch.where(above, f_low / 2, f), torch.where(above, f, f_high / 2)
+        low, high = torch.where(above, low, rho), torch.where(above, rho, high)
+    return high
