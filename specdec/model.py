@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec import attention
+from specdec import attention, checkpoints
 from specdec.cache import SlotCache
 from specdec.compat import cache_argument
+from specdec.config import TargetConfig
+from specdec.progress import Progress
+from specdec.tokenization import encode_prompts
 from specdec.tree import Tree
 
 
@@ -78,6 +81,20 @@ class Model:
             self._window = None
         self._mixed_masks = self._window is not None and "full_attention" in layer_types
 
+    @classmethod
+    def load(cls, config: TargetConfig, progress: Progress | None = None) -> Model:
+        """The model that `config` describes (see `specdec.checkpoints.load`)."""
+        loaded = checkpoints.load(config, progress)
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            config.name,
+            tuple(sorted(checkpoints.eos_token_ids(loaded.model, loaded.tokenizer))),
+            checkpoints.context_length(loaded.model),
+            loaded.chat,
+            loaded.provenance,
+        )
+
     @property
     def device(self) -> torch.device:
         return self.hf.get_input_embeddings().weight.device
@@ -85,6 +102,14 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of prompts, in the chat template where the model has one.
+
+        Raises:
+            OptionError: a prompt is empty.
+        """
+        return encode_prompts(self.tokenizer, texts, self.chat)
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
         """An empty cache; a forward of T tokens needs T free slots per row."""

@@ -8,11 +8,12 @@ from torch import Tensor
 from drafters.small.config import Config
 from drafters.small.load import load_small
 from specdec.distribution import distribution
-from specdec.drafter import Draw, Drafter
+from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
 from specdec.sampling import Sampling
 from specdec.sequences import Sequences
+from specdec.tokenization import PaddedVocabulary
 from specdec.tree import Tree
 
 
@@ -39,7 +40,8 @@ class SmallDrafter(Drafter):
         confidence: float = 0.0,
         eos_token_ids: tuple[int, ...] = (),
     ):
-        self.model, self.vocab_size, self.confidence = model, vocab_size, confidence
+        self.model, self.confidence = model, confidence
+        self.vocabulary = PaddedVocabulary(vocab_size, model.vocab_size)
         self.eos_token_ids = eos_token_ids
         self.gamma = self.max_nodes = gamma
         self.drafted = 0  # length of the last proposal
@@ -48,7 +50,8 @@ class SmallDrafter(Drafter):
         self.sampling = sampling
         self.cache = self.model.new_cache(sequences.batch, capacity)
         longest = int(sequences.prompt_length.max())
-        self.model.prefill(sequences.tokens[:, :longest], sequences.prompt_length, self.cache)
+        prompts = self.vocabulary.to_drafter(sequences.tokens[:, :longest])
+        self.model.prefill(prompts, sequences.prompt_length, self.cache)
         self.unread = [1] * sequences.batch  # committed tokens of each row that the cache does not hold yet
 
     def propose(self, sequences: Sequences, draw: Draw, depth: int) -> Proposal:
@@ -79,11 +82,13 @@ class SmallDrafter(Drafter):
         return Proposal.chain(torch.stack(tokens, 1), torch.stack(laws, 1), kind, lengths)
 
     def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:
-        if self.drafted == 0:  # nothing was read
-            self.unread = [n + len(block) for n, block in zip(self.unread, sequences.last_block, strict=True)]
-        else:  # of the drafted tokens all but the last were fed back, so accepted ones among them have been read
-            emitted = [len(block) for block in sequences.last_block]
+        emitted = [len(block) for block in sequences.last_block]
+        if (
+            self.drafted
+        ):  # all drafted tokens but the last were fed back: accepted ones among them have been read
             self.unread = [n - min(n - 1, self.drafted - 1) for n in emitted]
+        else:
+            self.unread = [unread + n for unread, n in zip(self.unread, emitted, strict=True)]
 
     def select(self, rows: Tensor) -> None:
         self.cache.select(rows)
@@ -97,6 +102,7 @@ class SmallDrafter(Drafter):
         cache.settle(sequences.longest - min(self.unread))
         at = cache.lengths[:, None] + torch.arange(most, device=unread.device)
         tokens = sequences.tokens.gather(1, at.clamp(max=sequences.tokens.shape[1] - 1))
+        tokens = self.vocabulary.to_drafter(tokens)
         logits = self.model.forward(tokens, Tree.chain(most - 1, unread.device), cache).logits
         cache.lengths = sequences.lengths
         cache.settle(sequences.longest)
@@ -104,11 +110,7 @@ class SmallDrafter(Drafter):
 
     def _law(self, logits: Tensor, sequences: Sequences, drafted: Tensor) -> Tensor:
         """q `[B, V]` over the target's vocabulary, processed as the target's law is."""
-        missing = self.vocab_size - logits.shape[-1]
-        if missing > 0:
-            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        elif missing < 0:
-            logits = logits[..., : self.vocab_size]
+        logits = self.vocabulary.to_target(logits)
         prefix = None
         if self.sampling.needs_prefix:
             prefix = sequences.prefix(Tree.chain(drafted.shape[1], drafted.device), drafted).last()

@@ -1,4 +1,4 @@
-"""Where the small model comes from: a checkpoint with the target's tokenizer, or the target's own first layers."""
+"""Where the small model comes from: a checkpoint of the target's family, or the target's own first layers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import copy
 from torch import nn
 
 from drafters.small.config import Config
-from specdec.checkpoints import load
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
 from specdec.model import Model
-from specdec.tokenization import same_tokenizer
+from specdec.tokenization import require_same_tokenizer
 
 
 def load_small(config: Config, target: Model) -> Model:
@@ -47,9 +46,9 @@ def first_layers(target: Model, layers: int) -> Model:
 
 def _from_checkpoint(config: Config, target: Model) -> Model:
     dtype = str(target.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
-    loaded = load(
+    model = Model.load(
         TargetConfig(
-            name=f"drafter {config.path}",
+            name=config.path or "",
             path=config.path,
             revision=config.revision,
             dtype=dtype,
@@ -57,5 +56,5 @@ def _from_checkpoint(config: Config, target: Model) -> Model:
             trust_remote_code=config.trust_remote_code,
         )
     )
-    same_tokenizer(target.tokenizer, loaded.tokenizer)
-    return Model(loaded.model, loaded.tokenizer, str(config.path), provenance=loaded.provenance)
+    require_same_tokenizer(target.tokenizer, model.tokenizer, "drafter.path", config.path)
+    return model
