@@ -141,6 +141,6 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Positions the model was built for, prompt and output together; `sys.maxsize` where there is no limit."""
+    """Positions the model was built for, prompt and output together; `sys.maxsize` if there is no limit."""
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return positions or sys.maxsize

