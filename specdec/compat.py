@@ -7,8 +7,8 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from functools import cache
 
+import torch
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
@@ -16,17 +16,12 @@ from transformers.utils import logging as transformers_logging
 __all__ = ["attention_names", "cache_argument", "no_init_weights", "quiet_transformers"]
 
 
-def cache_argument(model) -> str:
+def cache_argument(model: torch.nn.Module) -> str:
     """The keyword under which `model.forward` takes its cache: `cache` from 5.24, `past_key_values` before.
 
     5.17 swallows an unknown `cache=` silently in `**kwargs`, so the name is read from the signature.
     """
-    return _cache_argument(type(model))
-
-
-@cache
-def _cache_argument(model_class: type) -> str:
-    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 def attention_names() -> list[str]:
@@ -36,7 +31,7 @@ def attention_names() -> list[str]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hold back transformers' log lines, warnings and bars (some of which ignore its own switch): we say what matters."""
+    """Hold back transformers' log lines, warnings and bars (some ignore its switch); we say what matters."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -17,7 +18,7 @@ BYTE_VOCABULARY = 256 + len(BYTE_SPECIAL_TOKENS)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte (ids 0 to 255, the byte's value), then <bos>, <eos>, <pad>, <unk>; adds <bos> in front."""
+    """One token per byte (its value is the id), then <bos>, <eos>, <pad>, <unk>; puts <bos> in front."""
     bos = BYTE_SPECIAL_TOKENS[0]
     vocabulary = {token: value for value, token in enumerate(_byte_symbols() + list(BYTE_SPECIAL_TOKENS))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
@@ -52,7 +53,7 @@ def encode_prompts(
         texts: prompts; none may be blank.
         chat: wrap each as a user's message in the tokenizer's chat template, where it has one.
 
-    The beginning-of-text token is the template's or else the tokenizer's business; it never stands there twice.
+    The beginning-of-text token is the template's business, or else the tokenizer's; it never stands twice.
     """
     if tokenizer is None:
         raise OptionError("prompts", "text", "this target has no tokenizer; give token ids instead of text.")
@@ -68,7 +69,8 @@ def encode_prompts(
 
 def _chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     messages = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    encoding: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return encoding["input_ids"]
 
 
 def _single_bos(ids: list[int], bos: int | None) -> list[int]:
@@ -114,7 +116,7 @@ def require_same_tokenizer(
 
 @dataclass(frozen=True)
 class PaddedVocabulary:
-    """Two models of one tokenizer, their vocabularies padded to different sizes (Qwen2.5: 151936 and 152064)."""
+    """Two models of one tokenizer, padded to different vocabulary sizes (Qwen2.5: 151936 and 152064)."""
 
     target_size: int
     drafter_size: int
@@ -129,14 +131,14 @@ class PaddedVocabulary:
         return min(self.target_size, self.drafter_size)
 
     def to_target(self, drafter_logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[..., drafter_size]` → `[..., target_size]`: what the target lacks is cut, the rest is −inf."""
+        """Logits `[..., drafter_size]` → `[..., target_size]`: what it lacks is cut, the rest −inf."""
         if self.identical:
             return drafter_logits
         missing = self.target_size - self.shared
         return torch.nn.functional.pad(drafter_logits[..., : self.shared], (0, missing), value=float("-inf"))
 
     def to_drafter(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids for the drafter's embedding; one it lacks (padding, never text) becomes 0: its context is off by that."""
+        """Ids for the drafter's embedding; one that it lacks (padding, never text) becomes 0."""
         return ids if self.target_size <= self.drafter_size else ids.where(ids < self.drafter_size, 0)
 
 
