@@ -16,7 +16,6 @@ test: $(VENV)/.installed-test
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 fmt: $(VENV)/.installed-dev

@@ -20,7 +20,7 @@ from specdec.errors import CheckFailed, OptionError, SpecdecError
 GROUPS = ("task", "target", "drafter", "verify", "sampling", "prompts", "engine", "experiment")
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
-_statuses = [DONE]  # of this process's jobs: a sweep has several
+_statuses: list[int] = []  # of this process's jobs: a sweep has several
 
 
 def command_line(main: Callable[[], None]) -> int:
@@ -30,6 +30,7 @@ def command_line(main: Callable[[], None]) -> int:
         the exit status: 0 done, 1 a check failed, 2 an error the user can act on, 130 interrupted.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra shall let exceptions through, `reporting` tells them
+    _statuses[:] = [DONE]
     try:
         with reporting():
             sys.argv[1:] = resumed(without_plus(sys.argv[1:]))
@@ -80,6 +81,8 @@ def tell(error: Exception) -> str:
 
 
 def _in_our_terms(error: Exception) -> Exception | str:
+    if isinstance(error, SpecdecError):
+        return error
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         remedy = f"there is no such {group}; {suggest(choice, sorted(error.options or ()))}"

@@ -62,12 +62,12 @@ class Run:
             SpecdecError: it could not be written; the samples before it stay readable.
         """
         entry = plain(record)
-        line = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
-        with self._writing(self._samples), open(self._samples, "ab") as file:
+        line = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        with self._writing(self._samples), open(self._samples, "ab", buffering=0) as file:
             end = file.tell()
             try:
-                file.write(line.encode())
-                file.flush()
+                while line:
+                    line = line[file.write(line) :]
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(self._samples, end)  # no half a line; needs no space
@@ -137,7 +137,7 @@ class Run:
         except OSError as error:
             what = f"cannot write {path}: {error.strerror or error}"
             kept = f"finished samples are kept ({len(self.records)})"
-            remedy = "make room, or choose a writable hydra.run.dir; the same command with resume=true goes on"
+            remedy = "make room or choose another hydra.run.dir; the same command with resume=true goes on"
             raise SpecdecError(f"{what}; {kept}; {remedy}.") from error
 
 
