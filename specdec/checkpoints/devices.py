@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 import torch
 
 from specdec.errors import OptionError
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -37,7 +38,5 @@ def cpu_multiplies_bfloat16() -> bool:
     try:
         capabilities = torch.cpu.get_capabilities()
     except (AttributeError, RuntimeError):
-        cpuinfo = Path("/proc/cpuinfo")
-        flags = cpuinfo.read_text().split() if platform.system() == "Linux" and cpuinfo.exists() else []
-        capabilities = dict.fromkeys(flags, True)
+        capabilities = dict.fromkeys(CPUINFO.read_text().split(), True) if CPUINFO.exists() else {}
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))

@@ -13,9 +13,7 @@ from specdec.errors import OptionError
 from specdec.tokenization import BYTE_VOCABULARY, byte_tokenizer
 
 LOGIT_STD = 1.5  # entropy ≈ log V − LOGIT_STD²/2
-QUERY_KEY_STD = (
-    1.5  # attention scores of standard deviation ≈ 1.5²: heads look at some tokens and not at others
-)
+QUERY_KEY_STD = 1.5  # attention scores of standard deviation ≈ 1.5²: clearly not uniform
 CONTEXT = 2048
 
 
