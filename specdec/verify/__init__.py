@@ -13,10 +13,12 @@ from specdec.verify.rule import Rule, Verdict
 
 __all__ = ["Rule", "Verdict", "build", "names", "rule_class"]
 
+_NOT_RULES = {"rule", "expectation"}
+
 
 def names() -> list[str]:
     """The names of all rules."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "rule")
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_RULES)
 
 
 def rule_class(name: str) -> type[Rule]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws
+from specdec.verify.expectation import accepted_if_drawn
 from specdec.verify.rule import Rule, Verdict, follow
 
 
@@ -26,6 +27,9 @@ class GumbelRule(Rule):
 
     def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
         return follow(proposal, p, draws, lambda d, law, depth: d.race(law, depth))
+
+    def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor | None:
+        return None if proposal.kind is Kind.COUPLED else accepted_if_drawn(proposal, p)
 
     def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor | None:
         if drafts != 1:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, Purpose
+from specdec.verify.expectation import accepted_after_elders, chances
 from specdec.verify.rule import Rule, Verdict, children, final_purpose, law_at, p_of_tokens, ratio, step_down
 
 
@@ -25,7 +26,16 @@ class KSeqRule(Rule):
 
     def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
         node = p.new_full((len(p),), -1, dtype=torch.int64)
-        rho, k = torch.ones_like(p[:, 0, 0]), torch.zeros_like(node)
+        node, law, bonus = self.walk(proposal, p, draws, node)
+        return Verdict.at(proposal.tree, node, draws.categorical(law, final_purpose(bonus)))
+
+    def walk(self, proposal: Proposal, p: Tensor, draws: Draws, node: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From `node` `[B]` down as far as siblings are accepted.
+
+        Returns:
+            the last accepted node `[B]`, what to emit there `[B, V]` (not normalised), and `[B]` if it is a leaf.
+        """
+        rho = torch.ones_like(p[:, 0, 0])
         q_x, p_x = proposal.q_of_tokens(p.dtype), p_of_tokens(proposal, p)
         rows = torch.arange(len(p), device=p.device)
         for _ in range(proposal.tree.max_depth):
@@ -44,7 +54,7 @@ class KSeqRule(Rule):
         rows = (k > 0).nonzero()[:, 0]
         if len(rows):
             law[rows] = self.residual(law[rows], self._q(proposal, young, rows), rho[rows], k[rows])
-        return Verdict.at(proposal.tree, node, draws.categorical(law, final_purpose(k == 0)))
+        return node, law, k == 0
 
     @staticmethod
     def _q(proposal: Proposal, young: Tensor, rows: Tensor) -> Tensor:
@@ -58,6 +68,9 @@ class KSeqRule(Rule):
         share = torch.where(beta > 0, position_acceptance(beta, k) / beta, 0.0)
         rest = (p - hit * share[:, None]).clamp_(min=0.0)
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+    def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
+        return accepted_after_elders(proposal, chances(self.walk, proposal, p))
 
     def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor:
         k = torch.full_like(p[..., 0], drafts)

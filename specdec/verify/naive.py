@@ -6,6 +6,7 @@ from torch import Tensor
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, Purpose
+from specdec.verify.expectation import accepted_if_drawn
 from specdec.verify.rule import Rule, Verdict, follow
 
 
@@ -24,6 +25,9 @@ class NaiveRule(Rule):
 
     def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
         return follow(proposal, p, draws, lambda d, law, depth: d.categorical(law, Purpose.BONUS, depth))
+
+    def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
+        return accepted_if_drawn(proposal, p)
 
     def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor:
         return (p * (1.0 - (1.0 - q) ** drafts)).sum(-1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, Purpose
+from specdec.verify.expectation import accepted_after_elders, chances
 from specdec.verify.rule import Rule, Verdict, children, final_purpose, law_at, offers, ratio
 
 
@@ -66,6 +67,9 @@ class RecursiveRule(Rule):
             return q_x, mass
         left = proposal.q[rows, n].sum(-1, dtype=torch.float64) - spent
         return q_x, mass / left.to(mass.dtype)
+
+    def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
+        return accepted_after_elders(proposal, chances(self.walk, proposal, p))
 
     def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor:
         r, refused = p, torch.ones_like(p[..., 0])

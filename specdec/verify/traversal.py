@@ -7,7 +7,8 @@ from torch import Tensor
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, Purpose
-from specdec.verify.rule import Rule, Verdict, children, final_purpose, or_where_empty, ratio, step_down
+from specdec.verify.expectation import elders
+from specdec.verify.rule import Rule, Verdict, children, final_purpose, law_at, or_where_empty, ratio, step_down
 
 
 class TraversalRule(Rule):
@@ -25,32 +26,42 @@ class TraversalRule(Rule):
     kinds = frozenset({Kind.DETERMINISTIC, Kind.WITH_REPLACEMENT, Kind.WITHOUT_REPLACEMENT})
 
     def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
-        batch, size = len(p), proposal.size
-        start = p.new_ones(batch, size + 1)  # π of the root and of every node before its children …
-        final = start.clone()  # … and after them
-        families = torch.atleast_2d(proposal.tree.parents).argsort(dim=1, stable=True).expand(batch, size)
-        root = torch.full((batch,), -1, device=p.device)
-        _raise_children(proposal, p, families, root, start, final)
-
-        passed = draws.bernoulli(final[:, 1:], Purpose.ACCEPT) & proposal.mask
+        batch = len(p)
+        start, final = self.keep(proposal, p)
+        passed = draws.bernoulli(final[:, 1:] * proposal.mask, Purpose.ACCEPT)
         below = (proposal.tree.ancestors[:, 1:, 1:] & passed[:, :, None]).any(1)  # [B, N] in n's subtree
-        node = root
+        node = torch.full((batch,), -1, device=p.device)
         for _ in range(proposal.tree.max_depth):
             node = step_down(node, children(proposal, node) & below)
 
         young = children(proposal, node)
-        width = int(young.sum(1).max()) if size else 0
+        width = int(young.sum(1).max()) if proposal.size else 0
         order = (~young).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
         family = torch.where(young.gather(1, order), order, -1)
-        weights = _raise_children(proposal, p, family, node, start, final)
-        law = or_where_empty(weights, p[torch.arange(batch, device=p.device), node + 1])
+        law = or_where_empty(_fail_in_turn(proposal, p, family, node, start, final), law_at(p, node))
         return Verdict.at(proposal.tree, node, draws.categorical(law, final_purpose(~young.any(1))))
+
+    def keep(self, proposal: Proposal, p: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B, N+1]` twice: π of the root and every node before its children, and after all of them failed."""
+        batch, size = proposal.tokens.shape
+        start, final = p.new_ones(batch, size + 1), p.new_ones(batch, size + 1)
+        families = torch.atleast_2d(proposal.tree.parents).argsort(dim=1, stable=True).expand(batch, size)
+        _fail_in_turn(proposal, p, families, torch.full((batch,), -1, device=p.device), start, final)
+        return start, final
+
+    def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
+        fails = 1.0 - self.keep(proposal, p)[1][:, 1:] * proposal.mask
+        subtree = proposal.tree.ancestors[:, 1:, 1:].mT  # [1 or B, N, N]: [n, m] says whether m is n or below it
+        all_fail = torch.where(subtree, fails[:, None, :], 1.0).prod(-1)
+        elders_fail = torch.where(elders(proposal), all_fail[:, None, :], 1.0).prod(-1)
+        on_path = proposal.tree.ancestors[:, 1:, 1:]  # every elder of n and of its ancestors fails, n's subtree not
+        return (torch.where(on_path, elders_fail[:, None, :], 1.0).prod(-1) * (1.0 - all_fail)).sum(1)
 
     def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor | None:
         return torch.minimum(p, q).sum(-1) if drafts == 1 else None
 
 
-def _raise_children(
+def _fail_in_turn(
     proposal: Proposal, p: Tensor, order: Tensor, stand: Tensor, start: Tensor, final: Tensor
 ) -> Tensor:
     """Let the nodes `order` `[B, T]` (siblings adjacent, −1: none) fail in turn; `start` and `final` are filled in.
@@ -74,7 +85,7 @@ def _raise_children(
 
         x, c, pi = proposal.tokens[rows, node], weights[rows], keep[rows]
         if proposal.q is None:
-            start[rows, node + 1] = c.gather(1, x[:, None])[:, 0]
+            start[rows, node + 1] = c.gather(1, x[:, None])[:, 0].clamp(max=1.0)
             c = c.scatter(1, x[:, None], 0.0)
         else:
             s = proposal.q[rows, node].to(p.dtype)
@@ -88,8 +99,7 @@ def _raise_children(
         final[rows, node + 1] = start[rows, node + 1]
         owed = c.sum(-1)
         rest = owed + 1.0 - pi
-        scale = torch.where(rest > 0, 1.0 / rest, 1.0)
-        weights[rows] = c * scale[:, None]
-        keep[rows] = torch.where(pi < 1, owed * scale, 1.0)
+        weights[rows] = c / torch.where(rest > 0, rest, 1.0)[:, None]
+        keep[rows] = torch.where(pi < 1, owed / rest, 1.0)
         final[rows, parent + 1] = keep[rows]
     return weights
