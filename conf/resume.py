@@ -19,8 +19,7 @@ def resumed(arguments: list[str]) -> list[str]:
     wanted = any(re.fullmatch(r"resume=(true|1|yes|on)", a, re.IGNORECASE) for a in overrides)
     if not wanted or any(re.match(r"hydra\.(run|sweep)\.dir=", a) for a in overrides):
         return arguments
-    sweep = bool({"-m", "--multirun"} & set(arguments))
-    found = _unfinished(_same(overrides), sweep)
+    found = _unfinished(_same(overrides), sweep=bool({"-m", "--multirun"} & set(arguments)))
     if found is None:
         print("resume: no unfinished run with these options here; starting afresh", file=sys.stderr)
         return arguments
@@ -36,9 +35,10 @@ def _same(overrides: set[str]) -> set[str]:
 
 def _unfinished(overrides: set[str], sweep: bool) -> Path | None:
     candidates: list[Path] = []
-    for record in Path("multirun").glob("*/*/multirun.yaml"):
-        if _same(set(OmegaConf.load(record).hydra.overrides.task)) == overrides:
-            candidates.append(record.parent)
+    if sweep or any(o.startswith("experiment=") for o in overrides):  # an experiment may be a sweep by itself
+        for record in Path("multirun").glob("*/*/multirun.yaml"):
+            if _same(set(OmegaConf.load(record).hydra.overrides.task)) == overrides:
+                candidates.append(record.parent)
     if not sweep:
         for record in Path("outputs").glob("*/*/.hydra/overrides.yaml"):
             run = record.parent.parent

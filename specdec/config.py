@@ -130,10 +130,8 @@ def suggest(wrong: object, choices: Iterable[object]) -> str:
     """The end of an error message: the nearest choice, if one is near, and all of them."""
     names = ["null" if choice is None else str(choice) for choice in choices]
     near = difflib.get_close_matches(str(wrong), names, n=1)
-    if not names:
-        return ""
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}choices: {', '.join(names)}"
+    return f"{hint}choices: {', '.join(names)}" if names else ""
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], group: str) -> T:
