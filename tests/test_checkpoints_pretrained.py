@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from specdec.checkpoints import devices, load, pretrained, resolve_device, resolve_dtype, save_tiny
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
-from specdec.progress import silent
+from specdec.progress import silent, spoken_bar
 
 TINY = TargetConfig(name="tiny", source="tiny", device="cpu")
 
@@ -107,7 +107,7 @@ def test_a_model_with_its_own_code_needs_consent(folder):
 
 
 def http_error(kind):
-    """As the hub raises it, without the HTTP response its constructor wants (its library differs by version)."""
+    """As the hub raises it, without the HTTP response that its constructor wants."""
     return kind.__new__(kind, "refused")
 
 
@@ -160,6 +160,19 @@ def test_a_snapshot_is_loaded_and_its_commit_recorded(monkeypatch, tmp_path):
     assert (loaded.provenance["source"], loaded.provenance["commit"]) == ("owner/model", "0123abc")
     assert (asked["id"], asked["revision"]) == ("owner/model", "main")
     assert "*.safetensors" in asked["allow_patterns"] and not {"*.bin", "*.py"} & set(asked["allow_patterns"])
+
+
+def test_a_download_is_reported_in_words(capfd):
+    said = []
+    bar_class = spoken_bar(said.append, "Fetching a/b", seconds=0)
+    with bar_class(desc="files", total=3) as files, bar_class(total=0, unit="B", unit_scale=True) as transfer:
+        files.update(1)
+        transfer.total += 16 * 10**9
+        transfer.refresh()
+        transfer.n = 4 * 10**9
+        transfer.refresh()
+    assert said[:2] == ["Fetching a/b: 0.00 of 16.00 GB", "Fetching a/b: 4.00 of 16.00 GB"]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_devices(monkeypatch):

@@ -1,17 +1,21 @@
 """Targets with random weights: the tiny one and the shipped architectures."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+import conf
 from specdec.checkpoints import context_length, eos_token_ids, load
 from specdec.checkpoints.random_weights import build_random, fill_, shipped_architectures
 from specdec.checkpoints.tiny import LOGIT_STD
-from specdec.config import TargetConfig
+from specdec.config import TargetConfig, from_mapping
 from specdec.errors import OptionError
 from specdec.progress import silent
 
+TARGETS = sorted((Path(conf.__file__).parent / "target").glob("*.yaml"))
 PARAMETERS = {  # as published with the models
     "llama3-8b": 8_030_261_248,
     "llama3.1-8b": 8_030_261_248,
@@ -163,6 +167,15 @@ def test_random_weights_of_a_folder(tmp_path):
     config = TargetConfig(name="hf", path=str(tmp_path), weights="random", device="cpu", dtype="float32")
     model = load(config, silent).model
     assert [p.shape for p in model.parameters()] == [p.shape for p in source.parameters()]
+
+
+@pytest.mark.parametrize("path", TARGETS, ids=lambda path: path.stem)
+def test_shipped_targets(path):
+    """Every `conf/target/*.yaml` fits the schema, bears its file's name and knows its architecture."""
+    config = from_mapping(TargetConfig, yaml.safe_load(path.read_text()), "target")
+    assert config.name == path.stem
+    assert config.architecture in (*PARAMETERS, None)
+    assert path.read_text().startswith("# ")
 
 
 def test_unknown_architecture_lists_the_choices():

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdec.compat import quiet_transformers
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
-from specdec.progress import Progress
+from specdec.progress import Progress, spoken_bar
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 UNWANTED = ["original/*", "consolidated*", "onnx/*"]
@@ -28,11 +28,16 @@ def checkpoint_folder(config: TargetConfig, progress: Progress) -> Path:
         raise OptionError("target.path", "null", "give a checkpoint folder or a hub id (Qwen/Qwen3-0.6B).")
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        progress(f"Fetching {path} from the hub")
+        fetching = f"Fetching {path} from the hub"
+        progress(fetching)
         wanted = [*WANTED, "*.py"] if config.trust_remote_code else WANTED
         try:
             snapshot = snapshot_download(
-                path, revision=config.revision, allow_patterns=wanted, ignore_patterns=UNWANTED
+                path,
+                revision=config.revision,
+                allow_patterns=wanted,
+                ignore_patterns=UNWANTED,
+                tqdm_class=spoken_bar(progress, fetching),
             )
         except Exception as error:  # the hub's own errors, and those of whichever HTTP library it uses
             raise _hub_error(config, error) from error
