@@ -31,7 +31,7 @@ def status() -> Iterator[Progress]:
 
 
 def spoken_bar(progress: Progress, what: str, seconds: float = 2.0) -> type[tqdm]:
-    """A tqdm class for libraries that show downloads with one: it reports bytes to `progress` now and then."""
+    """A tqdm class for a library that shows downloads with one: reports bytes to `progress` now and then."""
 
     class SpokenBar(tqdm):
         last = time.monotonic()

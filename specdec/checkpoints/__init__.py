@@ -65,7 +65,9 @@ def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
     if progress is None:
         with status() as progress:
             return load(config, progress)
-    device, dtype = resolve_device(config.device), _dtype(config)
+    device = resolve_device(config.device)
+    tiny_auto = config.source == "tiny" and config.dtype == "auto"
+    dtype = torch.float32 if tiny_auto else resolve_dtype(config.dtype, device)
     if config.attention not in attention_names():
         choices = ", ".join(attention_names())
         raise OptionError("target.attention", config.attention, f"no such attention; choices: {choices}.")
@@ -93,12 +95,6 @@ def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
         chat=config.chat and has_chat_template(tokenizer),
         provenance=provenance,
     )
-
-
-def _dtype(config: TargetConfig) -> torch.dtype:
-    if config.source == "tiny" and config.dtype == "auto":
-        return torch.float32
-    return resolve_dtype(config.dtype, resolve_device(config.device))
 
 
 def _from_origin(config: TargetConfig, device: torch.device, dtype: torch.dtype, progress: Progress):
