@@ -48,9 +48,7 @@ class Loaded:
     device: torch.device  # where token ids go
     dtype: torch.dtype
     chat: bool  # prompts are wrapped in the tokenizer's chat template
-    provenance: dict[
-        str, Any
-    ]  # for meta.json: source, weights (pretrained or random), dtype, parameters, ...
+    provenance: dict[str, Any]  # for meta.json: source, weights (pretrained or random), dtype, ...
 
 
 def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
@@ -99,28 +97,21 @@ def load(config: TargetConfig, progress: Progress | None = None) -> Loaded:
 
 def _from_origin(config: TargetConfig, device: torch.device, dtype: torch.dtype, progress: Progress):
     """(model, tokenizer, where they come from)."""
-    origin: dict[str, Any] = {"weights": "pretrained"}
+    random: dict[str, Any] = {"weights": "random", "seed": config.seed}
     if config.source == "tiny":
-        return *build_tiny(config, device, dtype), {
-            "source": "tiny",
-            "weights": "random",
-            "seed": config.seed,
-        }
+        return *build_tiny(config, device, dtype), {"source": "tiny"} | random
     if config.weights == "random":
         source = config.architecture or config.path
         progress(f"Building {source} with random weights")
-        return *build_random(config, device, dtype), {
-            "source": source,
-            "weights": "random",
-            "seed": config.seed,
-        }
+        return *build_random(config, device, dtype), {"source": source} | random
+    origin: dict[str, Any] = {"weights": "pretrained"}
     if config.source == "embedded":
         folder = EmbeddedTarget(cache_directory()).prepare(progress)
-        origin |= {"source": REQUIREMENT}
+        origin["source"] = REQUIREMENT
     else:
         folder = checkpoint_folder(config, progress)
-        commit = folder.name if folder.parent.name == "snapshots" else None
-        origin |= {"source": config.path, "commit": commit}
+        origin["source"] = config.path
+        origin["commit"] = folder.name if folder.parent.name == "snapshots" else None
     progress(f"Loading {config.name}")
     return *load_pretrained(config, folder, device, dtype), origin
 

@@ -163,7 +163,7 @@ def is_whole(folder: Path) -> bool:
     try:
         hashes = json.loads((folder / HASHES).read_text())
         return all(sha256(folder / name) == value for name, value in hashes.items())
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # missing, unreadable, or no JSON object
         return False
 
 

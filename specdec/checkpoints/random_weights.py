@@ -21,9 +21,8 @@ SHIFT = 7919  # the block is turned by this much from one matrix to the next
 
 
 def shipped_architectures() -> list[str]:
-    return sorted(
-        entry.name.removesuffix(".json") for entry in SHIPPED.iterdir() if entry.name.endswith(".json")
-    )
+    names = (entry.name for entry in SHIPPED.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
 def architecture(config: TargetConfig) -> PretrainedConfig:
@@ -43,9 +42,8 @@ def architecture(config: TargetConfig) -> PretrainedConfig:
 def build_random(config: TargetConfig, device: torch.device, dtype: torch.dtype):
     """(model, byte tokenizer): matrices are stretches of one random block, norms one, biases zero."""
     if config.device_map:
-        raise OptionError(
-            "target.device_map", config.device_map, "is for pretrained weights; use target.device."
-        )
+        remedy = "is for pretrained weights; use target.device."
+        raise OptionError("target.device_map", config.device_map, remedy)
     model_config = architecture(config)
     tokenizer = byte_tokenizer() if model_config.vocab_size >= BYTE_VOCABULARY else None
     with quiet_transformers(), no_init_weights(), device:
