@@ -76,7 +76,12 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     if probs.device.type == "cpu":  # summed in order: never falls, and stays flat at impossible tokens
         threshold = u[..., None] * cdf[..., -1:]  # below the total for every double u < 1
         return torch.searchsorted(cdf, threshold, right=True)[..., 0]
-    cdf.masked_fill_(probs <= 0, 0.0)  # a parallel sum may differ in the last bit between neighbours
+    return _first_possible(cdf, probs, u)
+
+
+def _first_possible(cdf: Tensor, probs: Tensor, u: Tensor) -> Tensor:
+    """The same for sums taken in parallel, which may differ in the last bit between neighbours."""
+    cdf = cdf.masked_fill(probs <= 0, 0.0)
     hit = cdf > (u * cdf.amax(-1))[..., None]
     return hit.view(torch.uint8).argmax(-1)
 

@@ -65,18 +65,28 @@ Drafter = Callable[[Toy, Sequence[int], Kind, Draws, int], tuple[Proposal, Tenso
 
 
 def draft(
-    toy: Toy, parents: Sequence[int], kind: Kind, draws: Draws, rows: int, stop: int | None = None
+    toy: Toy,
+    parents: Sequence[int],
+    kind: Kind,
+    draws: Draws,
+    rows: int,
+    stop: int | None = None,
+    root: Tensor | None = None,
 ) -> tuple[Proposal, Tensor]:
-    """An honest proposal of any kind; nodes below a token `stop` do not exist.
+    """An honest proposal of any kind; nodes below a token `stop` do not exist; `root` `[R]` are the roots' contexts.
 
     Returns:
         the proposal and the contexts `[R, N+1]` of root and nodes.
     """
     size = len(parents)
     context, tokens = torch.zeros(rows, size + 1, dtype=torch.int64), torch.zeros(rows, size, dtype=torch.int64)
+    if root is not None:
+        context[:, 0] = root
     valid = torch.ones(rows, size + 1, dtype=torch.bool)
     q = torch.zeros(rows, size, toy.vocab, dtype=torch.float64)
+    depth = [0]
     for n, parent in enumerate(parents):
+        depth.append(depth[parent + 1] + 1)
         at = context[:, parent + 1]
         q[:, n] = toy.q[at]
         elders = [m for m in range(n) if parents[m] == parent]
@@ -86,7 +96,9 @@ def draft(
         alive = valid[:, parent + 1] & (law.sum(1) > 0)
         if stop is not None and parent >= 0:
             alive &= tokens[:, parent] != stop
-        if kind is Kind.DETERMINISTIC:
+        if kind is Kind.COUPLED:
+            x = draws.race(law, depth[parent + 1])
+        elif kind is Kind.DETERMINISTIC:
             x = law.argsort(dim=1, descending=True, stable=True)[:, len(elders)]
         else:
             law[~alive] = torch.eye(toy.vocab, dtype=torch.float64)[0]  # nothing is decided for missing nodes

@@ -33,9 +33,8 @@ class BlockRule(Rule):
         law = p[rows, n]
         bonus = n == proposal.mask.sum(1)
         if gamma:
-            q = proposal.law(n.clamp(max=gamma - 1), p.shape[-1], p.dtype)
-            residual = (keep[rows, n, None] * law - q).clamp(min=0.0)
-            law = torch.where(bonus[:, None], law, or_where_empty(residual, law))
+            owed = self.residual(proposal, law, n.clamp(max=gamma - 1), keep[rows, n])
+            law = torch.where(bonus[:, None], law, or_where_empty(owed, law))
         y = draws.categorical(law, final_purpose(bonus))
         return Verdict.at(proposal.tree, n - 1, y)
 
@@ -60,6 +59,10 @@ class BlockRule(Rule):
             passes = torch.where(pi < 1, owed / (owed + 1.0 - pi), 1.0)
             h[:, i - 1] = torch.where(mask[:, i], passes, pi)
         return h * mask
+
+    def residual(self, proposal: Proposal, p: Tensor, n: Tensor, pi: Tensor) -> Tensor:
+        """`[B, V]`: max(π·p − q, 0), which the position of node n `[B]` still owes the target's p."""
+        return (pi[:, None] * p - proposal.law(n, p.shape[-1], p.dtype)).clamp_(min=0.0)
 
     def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
         return (self.keep(proposal, p)[:, 1:] * proposal.mask).sum(1)

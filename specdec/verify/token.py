@@ -29,8 +29,8 @@ class TokenRule(Rule):
         law = p[torch.arange(len(p), device=p.device), n]  # p at the first position not accepted
         bonus = n == proposal.mask.sum(1)
         if gamma:
-            q = proposal.law(n.clamp(max=gamma - 1), p.shape[-1], p.dtype)
-            law = torch.where(bonus[:, None], law, or_where_empty(self.residual(law, q), law))
+            owed = self.residual(proposal, law, n.clamp(max=gamma - 1))
+            law = torch.where(bonus[:, None], law, or_where_empty(owed, law))
         y = draws.categorical(law, final_purpose(bonus))
         return Verdict.at(proposal.tree, n - 1, y)
 
@@ -38,9 +38,9 @@ class TokenRule(Rule):
         """`[B, γ]`: min(1, p/q) of each drafted token."""
         return ratio(p_of_tokens(proposal, p), proposal.q_of_tokens(p.dtype)) * proposal.mask
 
-    def residual(self, p: Tensor, q: Tensor) -> Tensor:
-        """`[B, V]`: what the rejected position still owes the target."""
-        return (p - q).clamp(min=0.0)
+    def residual(self, proposal: Proposal, p: Tensor, n: Tensor) -> Tensor:
+        """`[B, V]`: max(p − q, 0), which the position of the rejected node n `[B]` still owes the target's p."""
+        return (p - proposal.law(n, p.shape[-1], p.dtype)).clamp_(min=0.0)
 
     def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
         return self.chance(proposal, p).cumprod(1).sum(1)
