@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.exactness.enumeration import enumerate_law
 from specdec.proposal import Kind, Proposal
-from specdec.rng import Draws, Purpose
+from specdec.rng import Draws, PhiloxDraws, Purpose
 from specdec.tree import Tree
 from specdec.verify import Rule, Verdict
 
@@ -59,6 +59,21 @@ class Toy:
             joint = (joint[:, None] * self.p[context]).flatten()
             context = self.after(context[:, None], torch.arange(self.vocab)).flatten()
         return joint.view([self.vocab] * (self.length - len(prefix)))
+
+
+class Grid(PhiloxDraws):
+    """The shipping sampler on every triple of 64ths: 64³ rows, a number each for draft, acceptance, final token."""
+
+    def __init__(self):
+        nothing = torch.zeros(64**3, dtype=torch.int64)
+        super().__init__((0, 0), nothing, nothing)
+        axis = torch.arange(64, dtype=torch.float64) / 64
+        self.draft, self.accept, self.final = (t.flatten() for t in torch.meshgrid(axis, axis, axis, indexing="ij"))
+
+    def uniform(self, purpose, index=0, count=1):
+        if isinstance(purpose, Tensor):  # the final token; a mutant may ask for the draft's number again
+            return torch.where(purpose == int(Purpose.DRAFT), self.draft, self.final)[:, None]
+        return {Purpose.DRAFT: self.draft, Purpose.ACCEPT: self.accept}[purpose][:, None]
 
 
 Drafter = Callable[[Toy, Sequence[int], Kind, Draws, int], tuple[Proposal, Tensor]]

@@ -55,7 +55,7 @@ class BlockRule(Rule):
             if proposal.q is None:  # q is the one-hot of the next token
                 owed = pi * (1.0 - p_x[:, i])
             else:
-                owed = (pi[:, None] * p[:, i] - proposal.q[:, i]).clamp_(min=0.0).sum(-1)
+                owed = (pi[:, None] * p[:, i] - proposal.q[:, i].to(p.dtype)).clamp_(min=0.0).sum(-1)
             passes = torch.where(pi < 1, owed / (owed + 1.0 - pi), 1.0)
             h[:, i - 1] = torch.where(mask[:, i], passes, pi)
         return h * mask

@@ -44,7 +44,8 @@ class KSeqRule(Rule):
             rows = rows[k[rows] > 0]
             if not len(rows):
                 break
-            rho[rows] = best_threshold(p[rows, node[rows] + 1], self._q(proposal, young, rows), k[rows])
+            law = p[rows, node[rows] + 1]
+            rho[rows] = best_threshold(law, self._q(proposal, young, rows, law.dtype), k[rows])
             chance = ratio(p_x[rows], rho[rows, None] * q_x[rows]) * young[rows]
             accept = draws.select(rows).bernoulli(chance, Purpose.ACCEPT)
             node[rows] = step_down(node[rows], accept)
@@ -53,13 +54,14 @@ class KSeqRule(Rule):
         k, law = young.sum(1), law_at(p, node)
         rows = (k > 0).nonzero()[:, 0]
         if len(rows):
-            law[rows] = self.residual(law[rows], self._q(proposal, young, rows), rho[rows], k[rows])
+            q = self._q(proposal, young, rows, law.dtype)
+            law[rows] = self.residual(law[rows], q, rho[rows], k[rows])
         return node, law, k == 0
 
     @staticmethod
-    def _q(proposal: Proposal, young: Tensor, rows: Tensor) -> Tensor:
+    def _q(proposal: Proposal, young: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """`[A, V]`: the law the children `young` `[B, N]` of some rows were drawn from."""
-        return proposal.q[rows, young[rows].to(torch.uint8).argmax(1)]
+        return proposal.q[rows, young[rows].to(torch.uint8).argmax(1)].to(dtype)
 
     def residual(self, p: Tensor, q: Tensor, rho: Tensor, k: Tensor) -> Tensor:
         """`[A, V]`: what is left of p when all k siblings failed, p itself if that is nothing but rounding."""
@@ -84,19 +86,19 @@ def position_acceptance(beta: Tensor, k: Tensor) -> Tensor:
 
 
 def best_threshold(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """ρ* `[A]` for laws `[A, V]` and k `[A]` siblings, from above: the returned ρ satisfies A ≤ ρβ to rounding."""
+    """ρ* `[A]` for laws `[A, V]` and k `[A]` siblings, from above: the returned ρ satisfies A ≤ ρβ to rounding.
 
-    def excess(rho: Tensor) -> Tensor:
-        beta = torch.minimum(q, p / rho[..., None]).sum(-1)
-        return rho * beta - position_acceptance(beta, k)
-
-    low, high = torch.ones_like(p[..., 0]), k.to(p.dtype)  # excess(low) ≤ 0 ≤ excess(high)
-    f_low, f_high = excess(low), excess(high)
-    for _ in range(12):  # regula falsi with the Illinois weights
-        gap = f_high - f_low
-        rho = torch.where(gap > 0, (low * f_high - high * f_low) / gap, high)
-        f = excess(rho)
-        above = f >= 0
-        f_low, f_high = torch.where(above, f_low / 2, f), torch.where(above, f, f_high / 2)
-        low, high = torch.where(above, low, rho), torch.where(above, rho, high)
+    Newton's method on ρβ(ρ) − A(ρ), falling back to the geometric middle of the bracket that it keeps.
+    """
+    low, high = torch.ones_like(p[..., 0]), k.to(p.dtype)  # ρβ − A is ≤ 0 and ≥ 0 there
+    rho = high
+    for _ in range(16):
+        scaled = rho[..., None] * q
+        beta = torch.minimum(scaled, p).sum(-1) / rho
+        value = rho * beta - position_acceptance(beta, k)
+        low, high = torch.where(value < 0, rho, low), torch.where(value < 0, high, rho)
+        up = (q * (scaled <= p)).sum(-1)  # derivative of ρβ
+        slope = up - k * (1.0 - beta).clamp(min=0.0) ** (k - 1) * (up - beta) / rho
+        newton = rho - value / slope
+        rho = torch.where((newton > low) & (newton < high), newton, (low * high).sqrt())
     return high

@@ -48,7 +48,7 @@ class RecursiveRule(Rule):
             if proposal.q is None:
                 r[stay, x[~accept]] = 0.0
             else:  # a refused token has r = 0 from now on: it need not be zeroed in q, too
-                r[stay] = (r[stay] - scale[~accept, None] * proposal.q[stay, n]).clamp_(min=0.0)
+                r[stay] = (r[stay] - scale[~accept, None] * proposal.q[stay, n].to(r.dtype)).clamp_(min=0.0)
                 spent[stay] += q_x[~accept].double()
             mass[stay] = r[stay].sum(-1)
         empty = (mass <= 0).nonzero()[:, 0]  # rounding only
