@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Parents `[N]` (one shape for all rows) or `[B, N]` (a shape per row), each parent before its children."""
+    """Parents `[N]` (one shape for all rows) or `[B, N]` (one per row), each parent before its children."""
 
     parents: Tensor
 
@@ -25,9 +25,18 @@ class Tree:
     def from_paths(
         paths: list[tuple[int, ...]] | list[list[int]], device: torch.device | str = "cpu"
     ) -> Tree:
-        """Medusa's notation: each node is the path of ranks that leads to it; every prefix must be present."""
+        """Medusa's notation: each node is the path of ranks that leads to it; every prefix must be present.
+
+        Raises:
+            ValueError: a path is empty, given twice, or lacks its parent.
+        """
         ordered = sorted((tuple(p) for p in paths), key=lambda p: (len(p), p))
         index = {path: i for i, path in enumerate(ordered)}
+        if () in index:
+            raise ValueError("an empty path is the root, which is no node of the tree")
+        if len(index) < len(ordered):
+            twice = next(p for p in ordered if ordered.count(p) > 1)
+            raise ValueError(f"path {list(twice)} is given twice")
         missing = [p for p in ordered if len(p) > 1 and p[:-1] not in index]
         if missing:
             raise ValueError(f"path {list(missing[0])} has no parent {list(missing[0][:-1])} in the tree")
@@ -45,7 +54,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """`[1 or B, N+1, N+1]` bool: entry [i, j] says whether j is i or an ancestor of i; index 0 is the root."""
+        """`[1 or B, N+1, N+1]` bool: whether j is i or an ancestor of i, at [i, j]; index 0 is the root."""
         parents = torch.atleast_2d(self.parents) + 1
         batch, n = parents.shape
         sees = torch.eye(n + 1, device=parents.device).repeat(batch, 1, 1)
@@ -65,7 +74,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> Tensor:
-        """`[1 or B, N+1, D]` int64: the nodes (0-based, without the root) from depth 1 down to each node, −1 padded."""
+        """`[1 or B, N+1, D]` int64: the nodes from depth 1 down to each node (the root is none), −1 padded."""
         batch, count = self.depth.shape
         spill = self.max_depth  # the root and the unseen are written to one extra column
         column = torch.where(self.ancestors, self.depth[:, None, :] - 1, spill)
