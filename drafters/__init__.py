@@ -6,13 +6,18 @@ A drafter `x` is a folder `drafters/x/` with
   `__post_init__` (raising `OptionError("drafter.<option>", ...)`); imports no torch;
 - `drafter.py`: `build(config: Config, target) -> Drafter`;
 
-and a `conf/drafter/x.yaml` with the same options.
+and a `conf/drafter/x.yaml` with the same options. What shall be certified of it, `certify.py` says:
+
+- `cases(target) -> dict[str, Drafter]`: drafters by what sets them apart ("" if nothing does), for a target of any
+  vocabulary size, random weights allowed. Without that file the drafter is certified with its default options.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +26,15 @@ from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     from specdec.drafter import Drafter
+
+ALL = "all"
+
+
+@dataclass
+class All:
+    """`drafter=all`."""
+
+    name: str = ALL
 
 
 def names() -> list[str]:
@@ -43,6 +57,8 @@ def config_class(name: str) -> type[Any]:
 def check(config: Mapping[str, Any] | Any) -> Any:
     """A drafter's options as its own dataclass, names, types and values checked; needs no torch.
 
+    `drafter=all` passes as it is: a task that knows what to do with all of them asks for it by `ALL`.
+
     Raises:
         OptionError: unknown drafter, unknown option, wrong type or impossible value.
     """
@@ -50,6 +66,8 @@ def check(config: Mapping[str, Any] | Any) -> Any:
         return config
     if "name" not in config:
         raise OptionError("drafter", dict(config), f"must be chosen; {suggest('', names())}")
+    if config["name"] == ALL:
+        return All()
     return from_mapping(config_class(config["name"]), config, "drafter")
 
 
@@ -60,4 +78,18 @@ def build(config: Mapping[str, Any] | Any, target: Any) -> Drafter:
         OptionError: as `check`, or the drafter cannot serve this target.
     """
     config = check(config)
+    if config.name == ALL:
+        raise OptionError("drafter", ALL, f"is for task=certify only; {suggest('', names())}")
     return importlib.import_module(f"drafters.{config.name}.drafter").build(config, target)
+
+
+def cases(name: str, target: Any) -> dict[str, Drafter]:
+    """What is to be certified of a drafter: its own `certify.cases`, or it with its default options.
+
+    Raises:
+        OptionError: no such drafter, or its default options cannot serve this target.
+    """
+    cls = config_class(name)
+    if importlib.util.find_spec(f"drafters.{name}.certify") is None:
+        return {"": build(cls(), target)}
+    return importlib.import_module(f"drafters.{name}.certify").cases(target)

@@ -1,8 +1,11 @@
 """Options of `drafter=small`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from specdec.config import suggest
 from specdec.errors import OptionError
+
+SIBLINGS = ("with_replacement", "without_replacement", "top_k")
 
 
 @dataclass
@@ -15,6 +18,8 @@ class Config:
     dtype: str = "auto"  # auto = the target's
     confidence: float = 0.0  # stop drafting after a token with less draft probability than this; 0 = never
     trust_remote_code: bool = False
+    tree: list[int] = field(default_factory=list)  # children per node, by depth, e.g. [3,2,1]; [] = a chain of gamma
+    siblings: str = "without_replacement"  # of a tree: with_replacement | without_replacement | top_k
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
@@ -27,3 +32,9 @@ class Config:
             raise OptionError(
                 "drafter.layers", self.layers, "is only for drafter.path=null; give one of them."
             )
+        if any(children < 1 for children in self.tree):
+            raise OptionError("drafter.tree", self.tree, "every position needs at least one child.")
+        if self.siblings not in SIBLINGS:
+            raise OptionError("drafter.siblings", self.siblings, suggest(self.siblings, SIBLINGS))
+        if self.tree and self.confidence:
+            raise OptionError("drafter.confidence", self.confidence, "is only for chains (drafter.tree=[]).")
