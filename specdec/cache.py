@@ -12,8 +12,8 @@ from specdec.tree import Tree
 class SlotCache(Cache):
     """Per layer two buffers `[B, H_kv, capacity, D]`; row b's committed tokens lie in slots 0 … lengths[b]−1.
 
-    A forward of T tokens writes row b's keys and values at slots lengths[b] … lengths[b]+T−1 without advancing the
-    length. `advance` then keeps a path of them; whatever is not kept is overwritten by the next forward.
+    A forward of T tokens writes row b's keys and values at slots lengths[b] … lengths[b]+T−1 and leaves the
+    length alone. `advance` then keeps a path of them; whatever is not kept is overwritten by the next forward.
 
     Arguments:
         layers: number of layers.
@@ -36,7 +36,7 @@ class SlotCache(Cache):
         return len(self.lengths)
 
     def begin(self, count: int, used: int | None = None) -> None:
-        """Prepare a forward of `count` tokens per row that attends to the first `used` slots (as few as possible)."""
+        """Prepare a forward of `count` tokens per row over the first `used` slots (else the fewest)."""
         if self.longest + count > self.capacity:
             raise RuntimeError(f"{count} tokens after {self.longest} do not fit into {self.capacity} slots")
         self.used = used or self.longest + count
@@ -45,8 +45,9 @@ class SlotCache(Cache):
         else:
             self.slots = self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
 
+    @torch.inference_mode()
     def advance(self, tree: Tree, path: Tensor, accepted: Tensor) -> None:
-        """Keep the root and the accepted `path` `[B, D]` of the last forward; `settle` must follow before the next.
+        """Keep the root and the accepted `path` `[B, D]` of the last forward; `settle` must follow.
 
         Arguments:
             tree: the shape that was forwarded (the root at the first slot, node n at slot n+1).

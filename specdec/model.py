@@ -5,6 +5,7 @@ Serves the target and any drafter that is a language model. Knows nothing of sam
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from specdec import attention, checkpoints
 from specdec.cache import SlotCache
 from specdec.compat import cache_argument
 from specdec.config import TargetConfig
+from specdec.errors import OptionError
 from specdec.progress import Progress
 from specdec.tokenization import encode_prompts
 from specdec.tree import Tree
@@ -26,7 +28,7 @@ class Output:
     """What a forward gives.
 
     Arguments:
-        logits: `[B, T, V]` after every forwarded token (`[B, 1, V]`, after the last prompt token, for a prefill).
+        logits: `[B, T, V]` after every forwarded token (a prefill: `[B, 1, V]`, after the last prompt token).
         features: layer → `[B, T, H]` for every forwarded token, as asked for by `Model.features`.
     """
 
@@ -45,6 +47,9 @@ class Model:
         context_length: the largest number of tokens the model can see.
         chat: whether prompts are wrapped in the chat template.
         provenance: where the weights came from, for the run's metadata.
+
+    Raises:
+        OptionError: the model keeps more than keys and values, so that no token can be taken back.
     """
 
     FINAL = -1  # the feature "hidden state after the final norm", i.e. what enters the language-model head
@@ -59,6 +64,7 @@ class Model:
         chat: bool = False,
         provenance: dict[str, Any] | None = None,
     ):
+        _refuse_what_cannot_be_rewound(hf, name)
         self.hf, self.tokenizer, self.name, self.chat = hf, tokenizer, name, chat
         self.eos_token_ids = tuple(eos_token_ids)
         self.config = hf.config.get_text_config()
@@ -181,11 +187,9 @@ class Model:
         return Output(output.logits, captured)
 
     def _masks(self, tree: Tree, cache: SlotCache, positions: Tensor) -> Tensor | dict[str, Tensor]:
-        """Additive masks `[B, 1, T, S]`: committed slots, ancestors and oneself are seen, everything else is not."""
+        """Additive masks `[B, 1, T, S]`: committed slots, ancestors and oneself are seen, nothing else."""
         slots = torch.arange(cache.used, device=positions.device)
-        relative = (
-            slots - cache.lengths[:, None]
-        )  # [B, S] index into the forwarded tokens, negative if committed
+        relative = slots - cache.lengths[:, None]  # [B, S] index into the forwarded tokens, < 0 if committed
         count = tree.size + 1
         if tree.is_chain:
             visible = relative[:, None, :] <= torch.arange(count, device=slots.device)[:, None]
@@ -227,3 +231,19 @@ class Model:
         self.hf.get_output_embeddings().register_forward_pre_hook(before_head)
         for index, layer in enumerate(self.hf.get_decoder().layers):
             layer.register_forward_hook(after_layer(index))
+
+
+def _refuse_what_cannot_be_rewound(hf: PreTrainedModel, name: str) -> None:
+    """State-space, convolution and recurrent layers have no slots to go back to; ALiBi takes no positions."""
+    kinds = set(getattr(hf.config.get_text_config(), "layer_types", None) or ())
+    if (
+        getattr(hf, "_is_stateful", False)
+        or not kinds <= {"full_attention", "sliding_attention"}
+        or not hasattr(hf.get_decoder(), "layers")
+        or "position_ids" not in inspect.signature(type(hf).forward).parameters
+    ):
+        remedy = (
+            f"{hf.config.model_type} is not supported; only decoders of full or sliding-window attention, "
+            "called with positions, can take tokens back (Llama, Qwen2, Qwen3, Mistral, Gemma, …)."
+        )
+        raise OptionError("target", name or hf.config.model_type, remedy)

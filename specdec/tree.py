@@ -74,7 +74,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> Tensor:
-        """`[1 or B, N+1, D]` int64: the nodes from depth 1 down to each node (the root is none), −1 padded."""
+        """`[1 or B, N+1, D]` int64: the nodes from depth 1 down to each node, without the root; −1 padded."""
         batch, count = self.depth.shape
         spill = self.max_depth  # the root and the unseen are written to one extra column
         column = torch.where(self.ancestors, self.depth[:, None, :] - 1, spill)
