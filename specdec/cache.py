@@ -12,8 +12,8 @@ from specdec.tree import Tree
 class SlotCache(Cache):
     """Per layer two buffers `[B, H_kv, capacity, D]`; row b's committed tokens lie in slots 0 … lengths[b]−1.
 
-    A forward of T tokens writes row b's keys and values at slots lengths[b] … lengths[b]+T−1 and leaves the
-    length alone. `advance` then keeps a path of them; whatever is not kept is overwritten by the next forward.
+    A forward of T tokens writes row b's keys and values at slots lengths[b] … lengths[b]+T−1 and leaves
+    the length alone. `advance` then keeps a path; whatever is not kept is overwritten by the next forward.
 
     Arguments:
         layers: number of layers.
