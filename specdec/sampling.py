@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,15 +30,15 @@ class Sampling:
     processors: Any = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise OptionError("sampling.temperature", self.temperature, "must be ≥ 0; 0 means greedy.")
+        if not 0 <= self.temperature < math.inf:
+            raise OptionError("sampling.temperature", self.temperature, "must be ≥ 0 and finite; 0 means greedy.")
         if not 0 < self.top_p <= 1:
             raise OptionError("sampling.top_p", self.top_p, "must lie in (0, 1]; 1 switches it off.")
         if not 0 <= self.min_p <= 1:
             raise OptionError("sampling.min_p", self.min_p, "must lie in [0, 1]; 0 switches it off.")
         if self.top_k < 0:
             raise OptionError("sampling.top_k", self.top_k, "must be ≥ 0; 0 switches it off.")
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < math.inf:
             raise OptionError(
                 "sampling.repetition_penalty", self.repetition_penalty, "must be > 0; 1 switches it off."
             )

@@ -38,6 +38,9 @@ def first_layers(target: Model, layers: int) -> Model:
     memo = {id(parameter): parameter for parameter in target.hf.parameters()}
     memo |= {id(layer): layer for layer in list(target.hf.get_decoder().layers)[layers:]}
     small = copy.deepcopy(target.hf, memo)
+    for module in small.modules():  # the copy's activations are not the target's features
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
     decoder = small.get_decoder()
     decoder.layers = nn.ModuleList(list(decoder.layers)[:layers])
     small.config.get_text_config().num_hidden_layers = layers
@@ -46,15 +49,17 @@ def first_layers(target: Model, layers: int) -> Model:
 
 def _from_checkpoint(config: Config, target: Model) -> Model:
     dtype = str(target.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
-    model = Model.load(
-        TargetConfig(
-            name=config.path or "",
-            path=config.path,
-            revision=config.revision,
-            dtype=dtype,
-            device=str(target.device),
-            trust_remote_code=config.trust_remote_code,
-        )
+    options = TargetConfig(
+        name=config.path or "",
+        path=config.path,
+        revision=config.revision,
+        dtype=dtype,
+        device=str(target.device),
+        trust_remote_code=config.trust_remote_code,
     )
+    try:
+        model = Model.load(options)
+    except OptionError as error:
+        raise OptionError(error.option.replace("target.", "drafter."), error.value, error.remedy) from error
     require_same_tokenizer(target.tokenizer, model.tokenizer, "drafter.path", config.path)
     return model
