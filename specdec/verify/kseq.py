@@ -88,15 +88,19 @@ def position_acceptance(beta: Tensor, k: Tensor) -> Tensor:
 def best_threshold(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """ρ* `[A]` for laws `[A, V]` and k `[A]` siblings, from above: the returned ρ satisfies A ≤ ρβ to rounding.
 
-    Newton's method on ρβ(ρ) − A(ρ), falling back to the geometric middle of the bracket that it keeps.
+    Newton's method on ρβ(ρ) − A(ρ), falling back to the geometric middle of the bracket that it keeps. Since ρβ
+    grows with ρ, the position's acceptance at the returned ρ falls short of the best by at most ρβ − A ≤ 1e-6.
     """
     low, high = torch.ones_like(p[..., 0]), k.to(p.dtype)  # ρβ − A is ≤ 0 and ≥ 0 there
-    rho = high
-    for _ in range(16):
+    rho, excess = high, torch.full_like(low, torch.inf)
+    for _ in range(40):
         scaled = rho[..., None] * q
         beta = torch.minimum(scaled, p).sum(-1) / rho
         value = rho * beta - position_acceptance(beta, k)
+        excess = torch.where(value < 0, excess, value)
         low, high = torch.where(value < 0, rho, low), torch.where(value < 0, high, rho)
+        if bool((excess <= 1e-6).all()):
+            break
         up = (q * (scaled <= p)).sum(-1)  # derivative of ρβ
         slope = up - k * (1.0 - beta).clamp(min=0.0) ** (k - 1) * (up - beta) / rho
         newton = rho - value / slope
