@@ -17,6 +17,7 @@ from specdec.proposal import Proposal
 from specdec.sequences import Sequences
 from specdec.stopping import StopStrings, keep
 from specdec.verify import Verdict
+from specdec.verify.rule import children, law_at
 
 TokenCallback = Callable[[int, list[int]], None]
 
@@ -41,9 +42,6 @@ class Generation:
     finish_reason: str = ""
     seconds_to_first_token: float = 0.0
     seconds: float = 0.0
-
-
-TokenCallback = Callable[[int, list[int]], None]
 
 
 class Batch:
@@ -78,11 +76,22 @@ class Batch:
         self.going_on = list(range(len(ids)))  # rows that have not finished
         self.room = dict(zip(ids, room, strict=True))
         self.least_room, self.most_room = min(room), max(room)
+        self.forwarded = (0, 0, 0)  # (batch, nodes, longest context) of the step's forward
         self.started = time.perf_counter()
 
-    def commit(self, proposal: Proposal, verdict: Verdict, logits: Tensor, step: int) -> None:
-        """Append what the rule emitted, cut at the first stop; the one place where the host waits for the device."""
+    def commit(self, proposal: Proposal, verdict: Verdict, logits: Tensor, p: Tensor, step: int) -> None:
+        """Append what the rule emitted, cut at the first stop; the one place where the host waits.
+
+        Arguments:
+            proposal, verdict: what was drafted and what the rule decided.
+            logits, p: `[B, N+1, V]` the target's logits, and its law after all processing.
+            step: for error messages.
+
+        Raises:
+            NumericalError: NaN or infinite logits, or no token left to draw, in a row.
+        """
         sequences, tree = self.sequences, proposal.tree
+        self.forwarded = (sequences.batch, proposal.size, sequences.longest)
         block = emitted_block(proposal, verdict)  # [B, D+1]
         kept, finished, by_eos = keep(block, verdict.accepted + 1, sequences.room, self.eos_token_ids)
         sequences.append(block, kept)
@@ -90,19 +99,17 @@ class Batch:
         nodes = mask.sum(1)
         depth = (tree.depth[:, 1:] * mask).amax(1) if proposal.size else nodes
         sound = logits.amax(-1).isfinite().all(1)  # NaN spreads through a maximum
-        columns = (kept, finished, by_eos, verdict.accepted, nodes, depth, at_leaf(proposal, verdict), sound)
+        lawful = law_at(p, last_node(verdict)).amax(-1).isfinite()
+        leaf = at_leaf(proposal, verdict)
+        columns = (kept, finished, by_eos, verdict.accepted, nodes, depth, leaf, sound, lawful)
         table = torch.cat([torch.stack([c.long() for c in columns], 1), block], 1).tolist()
 
         self.going_on, blocks, lengths, rooms = [], [], [], []
-        for row, (kept_, finished_, by_eos_, accepted, nodes_, depth_, leaf, sound_, *emitted) in enumerate(
-            table
-        ):
+        for row, (kept_, finished_, by_eos_, accepted, nodes_, depth_, leaf_, *values) in enumerate(table):
             generation = self.active[row]
-            if not sound_:
-                raise NumericalError(
-                    f"the target's logits hold NaN or infinity at step {step}, row {row} (sequence {generation.sequence}); "
-                    "try target.dtype=float32. Sequences that had finished are kept."
-                )
+            sound_, lawful_, *emitted = values
+            if not (sound_ and lawful_):
+                raise no_law(sound_, step, row, generation.sequence)
             tokens = emitted[:kept_]
             stop = self.stops[row].feed(tokens) if self.stops else None
             if stop is not None:
@@ -116,7 +123,7 @@ class Batch:
                     accepted=min(accepted, count),
                     emitted=count,
                     discarded=accepted + 1 - count,
-                    bonus=bool(leaf) and count > accepted,
+                    bonus=bool(leaf_) and count > accepted,
                     prefill=step == 0,
                 )
             )
@@ -161,27 +168,36 @@ class Batch:
         for phase, seconds in lap.items():
             self.ledger.seconds["prefill" if "prefill" in lap else phase] += seconds
         if "prefill" not in lap:
-            row = self.ledger.rows[-1]
-            self.ledger.step_seconds.append(
-                (len(self.active), row.nodes, self.sequences.longest, *(lap[phase] for phase in PHASES))
-            )
+            self.ledger.step_seconds.append((*self.forwarded, *(lap[phase] for phase in PHASES)))
+
+
+def no_law(sound: bool, step: int, row: int, sequence: int) -> NumericalError:
+    """What to say when there is nothing to draw from."""
+    what, remedy = "the target's logits hold NaN or infinity", "try target.dtype=float32"
+    if sound:
+        what, remedy = "sampling leaves no token possible", "relax sampling.bad_words, no_repeat_ngram_size …"
+    where = f"at step {step}, row {row} (sequence {sequence})"
+    return NumericalError(f"{what} {where}; {remedy}. Sequences that had finished are kept.")
 
 
 def emitted_block(proposal: Proposal, verdict: Verdict) -> Tensor:
     """`[B, D+1]`: the accepted tokens, then the rule's token, then anything."""
     path = verdict.path
-    if proposal.size:
-        drafted = proposal.tokens.gather(1, path.clamp(min=0))
-    else:
-        drafted = path.new_empty(len(path), 0)
+    drafted = proposal.tokens.gather(1, path.clamp(min=0)) if proposal.size else path[:, :0]
     block = torch.cat([drafted, verdict.token[:, None]], 1)
     return block.scatter_(1, verdict.accepted[:, None], verdict.token[:, None])
 
 
+def last_node(verdict: Verdict) -> Tensor:
+    """`[B]`: the last accepted node, −1 if none is."""
+    if not verdict.path.shape[1]:
+        return verdict.accepted - 1
+    last = verdict.path.gather(1, (verdict.accepted[:, None] - 1).clamp(min=0))[:, 0]
+    return torch.where(verdict.accepted > 0, last, -1)
+
+
 def at_leaf(proposal: Proposal, verdict: Verdict) -> Tensor:
-    """`[B]` bool: the accepted path ended where the draft ended, so the rule's token is a bonus, not a correction."""
+    """`[B]` bool: the accepted path ended where the draft did: the rule's token is a bonus, no correction."""
     if not proposal.size:
         return torch.ones_like(verdict.accepted, dtype=torch.bool)
-    last = verdict.path.gather(1, (verdict.accepted[:, None] - 1).clamp(min=0))
-    last = torch.where(verdict.accepted[:, None] > 0, last, -1)
-    return ~((torch.atleast_2d(proposal.tree.parents) == last) & proposal.mask).any(1)
+    return ~children(proposal, last_node(verdict)).any(1)

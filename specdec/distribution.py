@@ -46,16 +46,19 @@ def distribution(
         eos_token_ids: banned while `min_new_tokens` is not reached.
 
     Returns:
-        `[B, T, V]` probabilities, float32 (float64 if the logits are).
+        `[B, T, V]` probabilities, float32 (float64 if the logits are); NaN where no token is left to draw.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.needs_prefix:
         assert prefix is not None, "these sampling parameters need the prefix"
         logits = _penalise(logits, sampling, prefix, eos_token_ids)
     if sampling.greedy:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        best, token = logits.max(-1, keepdim=True)
+        one = torch.ones_like(best).masked_fill_(~best.isfinite(), torch.nan)
+        return torch.zeros_like(logits).scatter_(-1, token, one)
     if sampling.temperature != 1:
-        logits = logits / sampling.temperature
+        temperature = max(sampling.temperature, torch.finfo(logits.dtype).tiny)
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the best at 0: nothing overflows
     if sampling.top_k and sampling.top_k < logits.shape[-1]:
         kth = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
@@ -63,7 +66,7 @@ def distribution(
     if sampling.top_p < 1:
         probs = _nucleus(probs, sampling.top_p)
     if sampling.min_p > 0:
-        probs = probs.where(probs >= sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = torch.where(probs < sampling.min_p * probs.amax(-1, keepdim=True), 0.0, probs)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 
@@ -80,12 +83,12 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
         if count == vocab or bool((before[..., -1] >= top_p).all()):
             break
         count = min(count * 8, vocab)
-    kept = torch.zeros_like(probs).scatter_(-1, index, top.where(before < top_p, 0.0))
+    kept = torch.zeros_like(probs).scatter_(-1, index, torch.where(before >= top_p, 0.0, top))
     return kept / kept.sum(-1, keepdim=True)
 
 
 def _penalise(logits: Tensor, sampling: Sampling, prefix: Prefix, eos_token_ids: tuple[int, ...]) -> Tensor:
-    """Prefix-dependent penalties and bans, each node with its own prefix, in the order of Hugging Face `generate`."""
+    """Penalties and bans, each node with its own prefix, in the order of Hugging Face `generate`."""
     vocab = logits.shape[-1]
     real = prefix.tokens >= 0
     tokens = prefix.tokens.where(real, vocab)  # one spare column collects what is no token

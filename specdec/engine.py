@@ -11,8 +11,8 @@ from specdec.batch import Batch, Generation, TokenCallback
 from specdec.config import EngineConfig
 from specdec.contract import check_proposal
 from specdec.distribution import distribution
-from specdec.drafter import Draw, Drafter, NoDrafter
-from specdec.errors import OptionError
+from specdec.drafter import Drafter, Draw, NoDrafter
+from specdec.errors import NumericalError, OptionError
 from specdec.ledger import Clock, Ledger
 from specdec.model import Model
 from specdec.proposal import Kind, Proposal
@@ -55,13 +55,17 @@ class Engine:
         )
         if self.config.stop and target.tokenizer is None:
             raise OptionError("engine.stop", self.config.stop, "stop strings need a target with a tokenizer.")
+        for words in self.sampling.bad_words:
+            self._refuse_unknown_tokens("sampling.bad_words", words)
+        if isinstance(source, int) and not 0 <= source < 2**64:
+            raise OptionError("seed", source, "must lie between 0 and 2^64 − 1.")
         self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
 
     def room(self, prompt: list[int]) -> int:
         """How many new tokens `prompt` may get.
 
         Raises:
-            OptionError: the prompt is empty or fills the context.
+            OptionError: the prompt is empty, fills the context or holds a token that the target has not.
         """
         if not prompt:
             raise OptionError("prompts", "[]", "a prompt is empty; give it at least one token.")
@@ -70,21 +74,41 @@ class Engine:
             raise OptionError(
                 "prompts",
                 f"<{len(prompt)} tokens>",
-                f"longer than the target's context of {self.target.context_length} tokens leaves room for; shorten it.",
+                f"fills the target's context of {self.target.context_length} tokens; shorten it.",
             )
+        self._refuse_unknown_tokens("prompts", prompt)
         return min(self.config.max_new_tokens, left)
 
     def generate(self, prompts: list[list[int]], ids: list[int] | None = None) -> list[Generation]:
-        """Decode all prompts, `batch_size` at a time; results in the order of the prompts."""
+        """Decode all prompts, `batch_size` at a time; results in the order of the prompts.
+
+        Arguments:
+            prompts: token ids.
+            ids: each prompt's identity in the random source, all different; its number if not given.
+
+        Raises:
+            NumericalError: there is nothing to draw from; its `finished` holds what was complete by then.
+        """
         ids = list(range(len(prompts))) if ids is None else ids
+        if len(set(ids)) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts need as many different ids, not {ids}")
         for prompt in prompts:
             self.room(prompt)
         done: dict[int, Generation] = {}
         size = self.config.batch_size
-        for start in range(0, len(prompts), size):
-            for generation in self.decode(prompts[start : start + size], ids[start : start + size]):
-                done[generation.sequence] = generation
+        try:
+            for start in range(0, len(prompts), size):
+                for generation in self.decode(prompts[start : start + size], ids[start : start + size]):
+                    done[generation.sequence] = generation
+        except NumericalError as error:
+            error.finished = list(done.values())
+            raise
         return [done[i] for i in ids]
+
+    def _refuse_unknown_tokens(self, option: str, tokens: list[int]) -> None:
+        vocab = self.target.vocab_size
+        if unknown := [x for x in tokens if not 0 <= x < vocab]:
+            raise OptionError(option, unknown[0], f"is no token of the target; it has ids 0 … {vocab - 1}.")
 
     @torch.inference_mode()
     def decode(self, prompts: list[list[int]], ids: list[int]) -> Iterator[Generation]:
@@ -115,7 +139,7 @@ class Engine:
             verdict = self.rule(proposal, p, draws)
 
             # commit: append what stays, end what has ended
-            batch.commit(proposal, verdict, output.logits, step)
+            batch.commit(proposal, verdict, output.logits, p, step)
             lap["rule"] = clock.lap()
             if step == 0 and batch.going_on:
                 drafter.begin(sequences, output, self.sampling, capacity)

@@ -20,7 +20,15 @@ class OptionError(SpecdecError, ValueError):
 
 
 class NumericalError(SpecdecError):
-    """A model produced NaN or infinite logits; carries the step and the row."""
+    """Nothing to draw from: NaN or infinite logits, or every token banned; names the step and the row.
+
+    Attributes:
+        finished: the sequences that were complete by then (from `Engine.generate` and `specdec.generate`).
+    """
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.finished: list = []
 
 
 class ContractViolation(SpecdecError):

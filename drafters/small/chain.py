@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.distribution import distribution
+from specdec.distribution import Prefix, distribution
 from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
@@ -112,4 +112,13 @@ class SmallDrafter(Drafter):
         prefix = None
         if self.sampling.needs_prefix:
             prefix = sequences.prefix(Tree.chain(drafted.shape[1], drafted.device), drafted).last()
-        return distribution(logits, self.sampling, prefix, self.eos_token_ids)[:, 0]
+        return self._processed(logits, prefix)[:, 0]
+
+    def _processed(self, logits: Tensor, prefix: Prefix | None) -> Tensor:
+        """q `[B, T, V]`; where every token is banned token 0 for certain, which the target bans as well."""
+        q = distribution(logits, self.sampling, prefix, self.eos_token_ids)
+        if prefix is None:
+            return q
+        certain = torch.zeros_like(q)
+        certain[..., 0] = 1.0
+        return torch.where(q.isnan().any(-1, keepdim=True), certain, q)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from drafters.small.chain import SmallDrafter
-from specdec.distribution import distribution
 from specdec.drafter import Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
@@ -122,7 +121,7 @@ class SmallTreeDrafter(SmallDrafter):
         read = self.vocabulary.to_drafter(torch.cat([sequences.root, tokens], 1))
         logits = self.vocabulary.to_target(self.model.forward(read, tree, self.cache).logits)
         prefix = sequences.prefix(tree, tokens) if self.sampling.needs_prefix else None
-        return distribution(logits, self.sampling, prefix, self.eos_token_ids)
+        return self._processed(logits, prefix)
 
     def _slots(self, level: int) -> slice:
         """Where a level's nodes stand in a forward, the root being first."""
