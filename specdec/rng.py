@@ -2,9 +2,9 @@
 
 A sequence's randomness therefore depends neither on who shares its batch nor on the device, and the streams
 of different purposes never overlap. The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers:
-as easy as 1, 2, 3", SC'11), written once for Python integers (few rows: no tensor overhead) and tensors (many).
+as easy as 1, 2, 3", SC'11), written once for Python integers (few rows: no overhead) and tensors (many).
 
-Rules and drafters never see uniforms: they ask a `Draws` for *decisions* (`bernoulli`, `categorical`, `race`).
+Rules and drafters see no uniforms: they ask a `Draws` for *decisions* (`bernoulli`, `categorical`, `race`).
 So `specdec.exactness.enumeration` can replace chance by a walk over every branch of the shipping code.
 """
 
@@ -98,7 +98,7 @@ class Draws(Protocol):
         ...
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
-        """Exponential race argmin E/p `[B]` at absolute position + `depth`, on noise shared by all who ask."""
+        """Exponential race argmin E/p `[B]` at absolute position + `depth`, on noise all callers share."""
         ...
 
     def select(self, rows: Tensor) -> Draws:

@@ -1,4 +1,4 @@
-"""Wrong variants of the shipping rules and of drafting, each a mistake seen in the field, as negative controls.
+"""Wrong variants of the shipping rules and of drafting, each a mistake seen in the field: negative controls.
 
 `MUTANTS` lists them. A check of exactness that passes one of these proves nothing.
 """
@@ -66,7 +66,7 @@ class Tampered:
         return type(self)(self.draws.select(rows))
 
 
-# --- the drafter's side ---------------------------------------------------------------------------------------
+# --- the drafter's side ---------------------------------------------------------------------------
 
 
 class DrawsColder(Tampered):
@@ -88,7 +88,7 @@ def without_worst_sibling(proposal: Proposal) -> Proposal:
     return replace(proposal, valid=proposal.mask & ~below)
 
 
-# --- the token rule -------------------------------------------------------------------------------------------
+# --- the token rule -------------------------------------------------------------------------------
 
 
 class ResidualIsP(TokenRule):
@@ -127,7 +127,7 @@ class ResidualReusesTheDraftsNumber(TokenRule):
         return super().__call__(proposal, p, self.Reusing(draws))
 
 
-# --- block verification ---------------------------------------------------------------------------------------
+# --- block verification ---------------------------------------------------------------------------
 
 
 class BlockStopsAtFirstReject(BlockRule):
@@ -150,7 +150,7 @@ class BlockResidualWithoutPi(BlockRule):
 
 
 class BlockLastRatioUncapped(BlockRule):
-    """The last token is judged by the plain product of ratios, as if none of them had been capped on the way."""
+    """The last token is judged by the plain product of ratios, as if none had been capped on the way."""
 
     def chance(self, proposal: Proposal, p: Tensor, keep: Tensor) -> Tensor:
         h = super().chance(proposal, p, keep)
@@ -159,11 +159,11 @@ class BlockLastRatioUncapped(BlockRule):
         return h
 
 
-# --- several drafts -------------------------------------------------------------------------------------------
+# --- several drafts -------------------------------------------------------------------------------
 
 
 class TextbookRecursive(RecursiveRule):
-    """Recursive rejection without replacement with every law written out; `wrong` names the step it gets wrong.
+    """Recursive rejection without replacement with every law written out; `wrong` names the wrong step.
 
     With `wrong=None` it is an independent implementation of the shipping rule.
     """

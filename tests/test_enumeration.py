@@ -60,12 +60,16 @@ def test_bernoulli_matrix_is_independent_decisions_and_certainties_are_none():
 
 def test_weights_are_scaled_to_laws():
     law = enumerate_law(
-        lambda source, seq: at_zero(source, seq).categorical(torch.tensor([[3.0, 0.0, 1.0]]).expand(len(seq), -1), 0)[:, None]
+        lambda source, seq: at_zero(source, seq).categorical(
+            torch.tensor([[3.0, 0.0, 1.0]]).expand(len(seq), -1), 0
+        )[:, None]
     )
     assert law == {(0,): 0.75, (2,): 0.25}
 
 
-@pytest.mark.parametrize(("name", "parents"), [("token", (-1, 0)), ("block", (-1, 0)), ("recursive", (-1, -1, 0))])
+@pytest.mark.parametrize(
+    ("name", "parents"), [("token", (-1, 0)), ("block", (-1, 0)), ("recursive", (-1, -1, 0))]
+)
 def test_whole_loop_with_rows_that_finish(name, parents):
     """Decoding to 4 tokens block by block, finished rows dropped: the joint law is the target's."""
     length, rule = 4, build({"name": name})
@@ -79,7 +83,9 @@ def test_whole_loop_with_rows_that_finish(name, parents):
         context, done = torch.zeros_like(rows), torch.zeros_like(rows)
         while len(rows):
             draws = source.at(sequence[rows], done[rows])
-            proposal, contexts = draft(toy, parents, Kind.WITH_REPLACEMENT, draws, len(rows), root=context[rows])
+            proposal, contexts = draft(
+                toy, parents, Kind.WITH_REPLACEMENT, draws, len(rows), root=context[rows]
+            )
             new = emitted(proposal, rule(proposal, toy.p[contexts], draws))[:, 1:]
             for x in new.unbind(1):
                 more = (x >= 0) & (done[rows] < length)
@@ -99,9 +105,15 @@ def test_refusals():
     with pytest.raises(EnumerationError, match="continuous"):
         enumerate_law(lambda source, seq: at_zero(source, seq).race(torch.ones(len(seq), 2), 0)[:, None])
     with pytest.raises(EnumerationError, match="negative"):
-        enumerate_law(lambda source, seq: at_zero(source, seq).bernoulli(torch.full((len(seq),), torch.nan)).long()[:, None])
+        enumerate_law(
+            lambda source, seq: (
+                at_zero(source, seq).bernoulli(torch.full((len(seq),), torch.nan)).long()[:, None]
+            )
+        )
     with pytest.raises(EnumerationError, match="negative"):
-        enumerate_law(lambda source, seq: at_zero(source, seq).bernoulli(torch.full((len(seq),), 1.5)).long()[:, None])
+        enumerate_law(
+            lambda source, seq: at_zero(source, seq).bernoulli(torch.full((len(seq),), 1.5)).long()[:, None]
+        )
     calls = []
 
     def forgetful(source, sequence):
@@ -120,7 +132,9 @@ def test_transport_bound_program_agrees_with_its_formula():
         p, q = (p / p.sum()).tolist(), (q / q.sum()).tolist()
         for drafts in (1, 2, 3):
             tuples = torch.cartesian_prod(*[torch.arange(4)] * drafts).view(-1, drafts).tolist()
-            law = {tuple(t): float(torch.tensor([q[x] for x in t], dtype=torch.float64).prod()) for t in tuples}
+            law = {
+                tuple(t): float(torch.tensor([q[x] for x in t], dtype=torch.float64).prod()) for t in tuples
+            }
             assert transport_bound(p, law) == pytest.approx(iid_transport_bound(p, q, drafts), abs=1e-9)
         overlap = sum(map(min, zip(p, q, strict=True)))
         assert iid_transport_bound(p, q, 1) == pytest.approx(overlap, abs=1e-12)

@@ -60,7 +60,9 @@ def test_no_number_serves_two_decisions():
 
     False alarm: 8,640 numbers, birthday probability 4e-9.
     """
-    sequence, position = (t.flatten() for t in torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij"))
+    sequence, position = (
+        t.flatten() for t in torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")
+    )
     numbers = [
         PhiloxSource(seed).at(sequence, position).uniform(purpose, index, 3)
         for seed in (0, 1, 2**32, 2**63)
@@ -76,7 +78,9 @@ def test_race_noise_is_keyed_by_absolute_position():
     early = PhiloxSource(3).at(torch.tensor([2]), torch.tensor([10]))
     late = PhiloxSource(3).at(torch.tensor([2]), torch.tensor([13]))
     assert torch.equal(early._exponential(3, 5000, probs.device), late._exponential(0, 5000, probs.device))
-    assert not torch.equal(early._exponential(0, 5000, probs.device), late._exponential(0, 5000, probs.device))
+    assert not torch.equal(
+        early._exponential(0, 5000, probs.device), late._exponential(0, 5000, probs.device)
+    )
     assert early.race(probs, 3) == late.race(probs, 0)
 
 
@@ -85,7 +89,12 @@ def test_uniforms_look_uniform_and_independent():
 
     Power: the same test rejects u² and a stream that repeats.
     """
-    u = PhiloxSource(11).at(torch.arange(25_000), torch.zeros(25_000, dtype=torch.int64)).uniform(1, 0, 4).numpy()
+    u = (
+        PhiloxSource(11)
+        .at(torch.arange(25_000), torch.zeros(25_000, dtype=torch.int64))
+        .uniform(1, 0, 4)
+        .numpy()
+    )
     assert stats.kstest(u.ravel(), "uniform").pvalue > 1e-4
     shifted = (u[:, :-1] + u[:, 1:]).ravel() % 1.0
     assert stats.kstest(shifted, "uniform").pvalue > 1e-4
@@ -147,14 +156,18 @@ class Prescribed(PhiloxDraws):
     """The shipping sampler on prescribed uniforms."""
 
     def __init__(self, u: torch.Tensor):
-        super().__init__((0, 0), torch.zeros(len(u), dtype=torch.int64), torch.zeros(len(u), dtype=torch.int64))
+        super().__init__(
+            (0, 0), torch.zeros(len(u), dtype=torch.int64), torch.zeros(len(u), dtype=torch.int64)
+        )
         self.u = u
 
     def uniform(self, purpose=0, index=0, count=1):
         return self.u[:, None].expand(-1, count)
 
 
-@pytest.mark.parametrize("weights", [[1, 2, 3, 58], [0, 64, 0], [0, 32, 0, 32], [16] * 4, [63, 1], [1, 0, 63]])
+@pytest.mark.parametrize(
+    "weights", [[1, 2, 3, 58], [0, 64, 0], [0, 32, 0, 32], [16] * 4, [63, 1], [1, 0, 63]]
+)
 def test_dyadic_exhaustive_sampler(weights):
     """Driven by every u = j/64, a law in 64ths comes out exactly; `<=` in place of `<` would not do that."""
     u = torch.arange(64, dtype=torch.float64) / 64

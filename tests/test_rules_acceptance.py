@@ -31,7 +31,9 @@ def test_acceptance_of_iid_siblings(name, drafts):
         closed = rule.acceptance(toy.p[0], toy.q[0], drafts)
         if closed is None:
             continue
-        assert float(closed) == pytest.approx(mean_accepted(block_law(toy, rule, (-1,) * drafts, IID)), abs=1e-12)
+        assert float(closed) == pytest.approx(
+            mean_accepted(block_law(toy, rule, (-1,) * drafts, IID)), abs=1e-12
+        )
         assert float(closed) <= iid_transport_bound(toy.p[0].tolist(), toy.q[0].tolist(), drafts) + 1e-12
 
 
@@ -51,7 +53,9 @@ def test_no_rule_beats_the_transport_bound(name, kind):
             candidates = {tuple(q.argsort(descending=True, stable=True)[:drafts].tolist()): 1.0}
         else:
             candidates = {(x,): float(q[x]) for x in range(4) if q[x] == 1}
-            candidates |= {(x, y): float(q[x] * q[y] / (1 - q[x])) for x, y in permutations(range(4), 2) if q[x] < 1}
+            candidates |= {
+                (x, y): float(q[x] * q[y] / (1 - q[x])) for x, y in permutations(range(4), 2) if q[x] < 1
+            }
         bound = transport_bound(p.tolist(), candidates)
         accepted = mean_accepted(block_law(toy, rule, (-1,) * drafts, kind))
         assert accepted <= bound + 1e-9
@@ -62,20 +66,24 @@ def test_no_rule_beats_the_transport_bound(name, kind):
 
 
 def test_token_closed_form_with_one_alpha():
-    """(1 − α^{γ+1})/(1 − α) − 1 accepted tokens when every context has the same laws (Leviathan et al., eq. 1)."""
+    """(1 − α^{γ+1})/(1 − α) − 1 accepted if every context has the same laws (Leviathan et al., eq. 1)."""
     for seed in range(5):
         toy = Toy(3, 4, seed)
         toy.p, toy.q = toy.p[:1].expand_as(toy.p), toy.q[:1].expand_as(toy.q)
         alpha = 1.0 - 0.5 * float((toy.p[0] - toy.q[0]).abs().sum())
         expected = 3.0 if alpha == 1 else (1 - alpha**4) / (1 - alpha) - 1
-        assert mean_accepted(block_law(toy, build({"name": "token"}), (-1, 0, 1), IID)) == pytest.approx(expected)
+        assert mean_accepted(block_law(toy, build({"name": "token"}), (-1, 0, 1), IID)) == pytest.approx(
+            expected
+        )
 
 
 def test_block_accepts_at_least_token():
     gains = []
     for seed in range(25):
         toy = Toy(3, 4, seed)
-        token, block = (mean_accepted(block_law(toy, build({"name": n}), (-1, 0, 1), IID)) for n in ("token", "block"))
+        token, block = (
+            mean_accepted(block_law(toy, build({"name": n}), (-1, 0, 1), IID)) for n in ("token", "block")
+        )
         assert block >= token - 1e-12
         gains.append(block - token)
     assert max(gains) > 0.01
@@ -117,14 +125,16 @@ def test_best_threshold_is_the_root():
 
 
 def test_gumbel_acceptance_formula():
-    """N = 100,000 coupled races per pair of laws: within 4.9 standard errors (false alarm 1e-6 each, 8 pairs)."""
+    """N = 100,000 coupled races per pair of laws: within 4.9 standard errors (false alarm 1e-6, 8 pairs)."""
     rule, count = build({"name": "gumbel"}), 100_000
     laws = random_laws(16, 4, torch.Generator().manual_seed(5))
     for i in range(8):
         p, q = laws[2 * i], laws[2 * i + 1]
         draws = PhiloxSource(i).at(torch.arange(count), torch.zeros(count, dtype=torch.int64))
-        agree = float((draws.race(p.expand(count, -1), 0) == draws.race(q.expand(count, -1), 0)).double().mean())
+        agree = float(
+            (draws.race(p.expand(count, -1), 0) == draws.race(q.expand(count, -1), 0)).double().mean()
+        )
         expected = float(rule.acceptance(p, q))
         overlap = float(torch.minimum(p, q).sum())
         assert abs(agree - expected) <= 4.9 * (expected * (1 - expected) / count) ** 0.5 + 1e-12
-        assert overlap / (2 - overlap) - 1e-12 <= expected <= overlap + 1e-12  # Daliri et al., Theorem 3
+        assert overlap / (2 - overlap) - 1e-12 <= expected <= overlap + 1e-12

@@ -58,7 +58,9 @@ def prove(name, kind, parents, vocab, seeds, drafter=draft):
         toy = Toy(vocab, depth(parents) + 1, seed)
         law = block_law(toy, rule, parents, kind, drafter)
         assert float((output_law(toy, law) - toy.target).abs().max()) <= TOLERANCE
-        assert mean_accepted(law) == pytest.approx(closed_form(toy, rule, parents, kind, drafter), abs=TOLERANCE)
+        assert mean_accepted(law) == pytest.approx(
+            closed_form(toy, rule, parents, kind, drafter), abs=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize(("name", "kind", "parents", "vocab"), pairings(max_drafts=81))
@@ -83,7 +85,7 @@ def test_ragged_rows(name, kind, parents, vocab):
 
 @pytest.mark.parametrize("name", ENUMERABLE)
 def test_a_tree_per_row_is_the_shared_tree_per_row(name):
-    """`[B, N]` parents, another tree in each row: the verdicts are those of each row alone with its `[N]` parents."""
+    """`[B, N]` parents, another tree in each row: verdicts are those of each row alone with `[N]` parents."""
     rule = build({"name": name})
     shapes = TREES[3:] if rule.trees else [(-1, 0, 1, 2)]
     toy = Toy(4, 5, seed=3)
@@ -104,7 +106,11 @@ def test_a_tree_per_row_is_the_shared_tree_per_row(name):
     valid = mixed([part.mask for part, _ in parts])
     valid[::4, -1] = False  # the last node is a leaf in every shape
     batch = Proposal(
-        mixed([part.tokens for part, _ in parts]), Tree(parents), kind, mixed([part.q for part, _ in parts]), valid
+        mixed([part.tokens for part, _ in parts]),
+        Tree(parents),
+        kind,
+        mixed([part.q for part, _ in parts]),
+        valid,
     )
     p = toy.p[mixed([context for _, context in parts])]
     if not rule.trees:
@@ -133,7 +139,9 @@ def test_no_impossible_token_in_float32(name):
             proposal, context = draft(toy, parents, kind, draws, len(rows))
             verdict = rule(proposal, toy.p[context], draws)
             nodes = torch.arange(proposal.size + 1)
-            at = torch.cat((torch.full_like(rows[:, None], -1), verdict.path), 1).gather(1, verdict.accepted[:, None])
+            at = torch.cat((torch.full_like(rows[:, None], -1), verdict.path), 1).gather(
+                1, verdict.accepted[:, None]
+            )
             assert bool((toy.p[context.gather(1, at + 1)[:, 0], verdict.token] > 0).all())
             if rule.exact and proposal.size:
                 law = toy.p[context[:, torch.tensor(parents) + 1]]  # [R, N, V] each node's law
@@ -143,7 +151,7 @@ def test_no_impossible_token_in_float32(name):
 
 
 def test_block_and_traversal_agree_on_chains():
-    """Traversal is the tree form of block verification: on a chain both keep every prefix with the same chance."""
+    """Traversal is the tree form of block verification: on a chain both laws are the same."""
     toy = Toy(3, 4, seed=2)
     for kind in (Kind.DETERMINISTIC, Kind.WITH_REPLACEMENT):
         laws = [block_law(toy, build({"name": name}), (-1, 0, 1), kind) for name in ("block", "traversal")]
@@ -151,7 +159,7 @@ def test_block_and_traversal_agree_on_chains():
 
 
 def test_dyadic_exhaustive_token_rule():
-    """The shipping rule and sampler under every (u, u', u'') of 64ths: counts are the target's law exactly."""
+    """Rule and sampler under every (u, u', u'') of 64ths: the counts are the target's law exactly."""
     p, q = torch.tensor([16, 24, 24, 0]) / 64, torch.tensor([32, 16, 0, 16]) / 64
     draws = Grid()
     rows = len(draws.draft)

@@ -45,7 +45,7 @@ def test_textbook_recursive_is_the_shipping_rule():
 
 
 def test_shared_noise_is_caught_exhaustively():
-    """Draft and residual from one number, every (u, u') of 64ths: invisible to branch enumeration, exact here."""
+    """Draft and residual from one number, every (u, u') of 64ths: invisible to branches, exact here."""
     p, q = torch.tensor([8, 8, 24, 24]) / 64, torch.tensor([16, 16, 16, 16]) / 64
     draws = Grid()
     rows = len(draws.draft)
@@ -57,6 +57,6 @@ def test_shared_noise_is_caught_exhaustively():
         return torch.bincount(first, minlength=4) / rows
 
     assert torch.equal(first_token_law(build({"name": "token"})), p)
-    # Tokens 0 and 1 come from u < 1/2 and are rejected half the time; with the same u the residual's lower half, token
-    # 2, takes over every time: it gets 1/4 + 1/4 and token 3 keeps 1/4.
+    # Tokens 0 and 1 come from u < 1/2 and are rejected half the time; with the same u the residual's lower
+    # half, token 2, takes over every time: it gets 1/4 + 1/4 and token 3 keeps 1/4.
     assert first_token_law(ResidualReusesTheDraftsNumber()).tolist() == [1 / 8, 1 / 8, 1 / 2, 1 / 4]

@@ -1,4 +1,4 @@
-"""Context-dependent toy laws over a tiny vocabulary, toy drafters on them, and exact laws of what a rule emits."""
+"""Context-dependent toy laws over a tiny vocabulary, toy drafts on them, exact laws of what a rule emits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.verify import Rule, Verdict
 
 
 def random_laws(count: int, vocab: int, generator: torch.Generator) -> Tensor:
-    """`[count, V]` float64 laws: a third dense, a third with zeros, a sixth one-hot, a sixth uniform on a few."""
+    """`[count, V]` float64 laws: a third dense, a third with zeros, a sixth one-hot, a sixth uniform."""
     weights = torch.rand(count, vocab, dtype=torch.float64, generator=generator).log().neg()
     style = torch.randint(6, (count, 1), generator=generator)
     keep = torch.rand(count, vocab, generator=generator) < 0.6
@@ -62,13 +62,15 @@ class Toy:
 
 
 class Grid(PhiloxDraws):
-    """The shipping sampler on every triple of 64ths: 64³ rows, a number each for draft, acceptance, final token."""
+    """The shipping sampler on every triple of 64ths: 64³ rows; numbers for draft, acceptance, final token."""
 
     def __init__(self):
         nothing = torch.zeros(64**3, dtype=torch.int64)
         super().__init__((0, 0), nothing, nothing)
         axis = torch.arange(64, dtype=torch.float64) / 64
-        self.draft, self.accept, self.final = (t.flatten() for t in torch.meshgrid(axis, axis, axis, indexing="ij"))
+        self.draft, self.accept, self.final = (
+            t.flatten() for t in torch.meshgrid(axis, axis, axis, indexing="ij")
+        )
 
     def uniform(self, purpose, index=0, count=1):
         if isinstance(purpose, Tensor):  # the final token; a mutant may ask for the draft's number again
@@ -88,13 +90,16 @@ def draft(
     stop: int | None = None,
     root: Tensor | None = None,
 ) -> tuple[Proposal, Tensor]:
-    """An honest proposal of any kind; nodes below a token `stop` do not exist; `root` `[R]` are the roots' contexts.
+    """An honest proposal of any kind; no nodes below a token `stop`; `root` `[R]`: the roots' contexts.
 
     Returns:
         the proposal and the contexts `[R, N+1]` of root and nodes.
     """
     size = len(parents)
-    context, tokens = torch.zeros(rows, size + 1, dtype=torch.int64), torch.zeros(rows, size, dtype=torch.int64)
+    context, tokens = (
+        torch.zeros(rows, size + 1, dtype=torch.int64),
+        torch.zeros(rows, size, dtype=torch.int64),
+    )
     if root is not None:
         context[:, 0] = root
     valid = torch.ones(rows, size + 1, dtype=torch.bool)

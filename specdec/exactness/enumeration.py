@@ -1,8 +1,9 @@
-"""Proof by enumeration: a random source that walks every branch of the shipping code and multiplies probabilities.
+"""Proof by enumeration: a random source that walks every branch of the shipping code.
 
-Each row of a batch is one branch. A row carries a script, the decisions it is to take; past its end it takes the
-first possible option and reports the others, which become the scripts of the next run. So every branch runs exactly
-once, nothing is sampled, and rules, drafters and the engine cannot tell this source from the shipping one.
+Each row of a batch is one branch. A row carries a script, the decisions it is to take; past its end it takes
+the first possible option and reports the others, which become the scripts of a later run. So every branch
+runs exactly once, with its probability, nothing is sampled, and rules, drafters and engine cannot tell this
+source from the shipping one.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class EnumerationSource:
         return EnumerationDraws(self, sequence.cpu())
 
     def decide(self, sequence: Tensor, options: Tensor) -> Tensor:
-        """`[A]`: the option each sequence takes among those with positive probability in `options` `[A, K]`."""
+        """`[A]`: the option each sequence takes, with positive probability in `options` `[A, K]`."""
         if not bool(torch.isfinite(options).all()) or bool((options < 0).any()):
-            raise EnumerationError("a decision was asked for with negative, infinite or undefined probabilities")
+            raise EnumerationError(
+                "a decision was asked for with negative, infinite or undefined probabilities"
+            )
         options = options / options.sum(1, keepdim=True)
         choice = options.gt(0).to(torch.uint8).argmax(1)
         open_ = options.gt(0).sum(1) > 1  # certainties are no decisions
@@ -51,12 +54,16 @@ class EnumerationSource:
             return choice
         at = self.cursor[seq]
         if int(at.max()) >= self.taken.shape[1]:
-            self.taken = torch.nn.functional.pad(self.taken, (0, int(at.max()) + 1 - self.taken.shape[1]), value=-1)
+            self.taken = torch.nn.functional.pad(
+                self.taken, (0, int(at.max()) + 1 - self.taken.shape[1]), value=-1
+            )
         scripted = at < self.script_length[seq]
         choice[rows[scripted]] = self.taken[seq[scripted], at[scripted]]
         probability = options[rows, choice[rows]]
         if bool((probability <= 0).any()):
-            raise EnumerationError("a replayed branch met other probabilities than before: the code keeps hidden state")
+            raise EnumerationError(
+                "a replayed branch met other probabilities than before: the code keeps hidden state"
+            )
         self._note_alternatives(seq[~scripted], options[rows[~scripted]], choice[rows[~scripted]])
         self.taken[seq, at] = choice[rows]
         self.weight[seq] *= probability
@@ -80,7 +87,9 @@ class EnumerationDraws:
 
     def bernoulli(self, probability: Tensor, purpose: int = Purpose.ACCEPT, index: int = 0) -> Tensor:
         chance = probability.detach().double().cpu().reshape(len(self.sequence), -1)
-        columns = [self.source.decide(self.sequence, torch.stack((1.0 - c, c), 1)).bool() for c in chance.unbind(1)]
+        columns = [
+            self.source.decide(self.sequence, torch.stack((1.0 - c, c), 1)).bool() for c in chance.unbind(1)
+        ]
         taken = torch.stack(columns, 1) if columns else torch.zeros(chance.shape, dtype=torch.bool)
         return taken.view(probability.shape).to(probability.device)
 
@@ -88,7 +97,9 @@ class EnumerationDraws:
         return self.source.decide(self.sequence, probs.detach().double().cpu()).to(probs.device)
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
-        raise EnumerationError("Gumbel noise is continuous and cannot be enumerated; it is tested by bit-identity")
+        raise EnumerationError(
+            "Gumbel noise is continuous and cannot be enumerated; it is tested by bit-identity"
+        )
 
     def select(self, rows: Tensor) -> EnumerationDraws:
         return EnumerationDraws(self.source, self.sequence[rows.cpu()])
@@ -100,8 +111,8 @@ def enumerate_law(
     """The exact law of what a randomised procedure returns.
 
     Arguments:
-        run: given a random source and sequence ids `[R]`, runs R independent copies of the procedure and returns
-            their R outcomes, in the order of the ids: tuples of integers or a tensor `[R, L]`.
+        run: given a random source and sequence ids `[R]`, runs R independent copies of the procedure and
+            returns their R outcomes, in the order of the ids: tuples of integers or a tensor `[R, L]`.
         rows: at most this many copies at once.
 
     Returns:
@@ -126,7 +137,9 @@ def enumerate_law(
         pending += _joined(source.unexplored)
     law = {outcome: math.fsum(weights) for outcome, weights in branches.items()}
     if abs(math.fsum(law.values()) - 1.0) > 1e-9:
-        raise EnumerationError(f"branches sum to {math.fsum(law.values())!r}: the code keeps state between runs")
+        raise EnumerationError(
+            f"branches sum to {math.fsum(law.values())!r}: the code keeps state between runs"
+        )
     return law
 
 

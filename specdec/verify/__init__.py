@@ -1,4 +1,4 @@
-"""Verification rules, one file each, found by name: a new rule is a new file here and a YAML in `conf/verify`."""
+"""Verification rules, one file each, found by name: a new rule is a file here and a YAML in `conf/verify`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def build(config: Mapping[str, Any]) -> Rule:
     for key, value in given.items():
         if key not in known:
             has = ", ".join(known) or "none"
-            raise OptionError(f"verify.{key}", value, f"verify={cls.name} has no such parameter; it has: {has}.")
+            raise OptionError(
+                f"verify.{key}", value, f"verify={cls.name} has no such parameter; it has: {has}."
+            )
         _check_type(f"verify.{key}", value, hints[key])
     return cls(**given)
 

@@ -11,7 +11,7 @@ from specdec.verify.rule import Rule, Verdict, final_purpose, or_where_empty, p_
 
 
 class BlockRule(Rule):
-    """Accept the longest prefix x₁…x_i with u_i < h_i; every u_i is drawn, a failure does not stop the search.
+    """Accept the longest prefix x₁…x_i with u_i < h_i; every u_i is drawn, no failure stops the search.
 
     π_i = min(π_{i−1}·p(x_i)/q(x_i), 1) is the probability with which x₁…x_i may at most be kept, and is kept:
     E[accepted] = Σ E[π_i], at least that of the token rule.
@@ -28,7 +28,9 @@ class BlockRule(Rule):
         keep = self.keep(proposal, p)  # [B, γ+1]
         passed = draws.bernoulli(self.chance(proposal, p, keep), Purpose.ACCEPT)  # [B, γ]
         steps = torch.arange(1, gamma + 1, device=p.device)
-        n = torch.cat((torch.zeros_like(p[:, :1, 0]).long(), passed * steps), 1).amax(1)  # [B] accepted length
+        n = torch.cat((torch.zeros_like(p[:, :1, 0]).long(), passed * steps), 1).amax(
+            1
+        )  # [B] accepted length
         rows = torch.arange(len(p), device=p.device)
         law = p[rows, n]
         bonus = n == proposal.mask.sum(1)
@@ -56,7 +58,7 @@ class BlockRule(Rule):
                 owed = pi * (1.0 - p_x[:, i])
             else:
                 owed = (pi[:, None] * p[:, i] - proposal.q[:, i].to(p.dtype)).clamp_(min=0.0).sum(-1)
-            passes = torch.where(pi < 1, owed / (owed + 1.0 - pi), 1.0)
+            passes = torch.where(pi < 1, owed / (owed + (1.0 - pi)), 1.0)
             h[:, i - 1] = torch.where(mask[:, i], passes, pi)
         return h * mask
 

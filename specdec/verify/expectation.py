@@ -20,7 +20,7 @@ def elders(proposal: Proposal) -> Tensor:
 
 
 def accepted_after_elders(proposal: Proposal, chance: Tensor) -> Tensor:
-    """`[B]` E[accepted], `chance` `[B, N]` being a node's if its parent is accepted and its elders are refused."""
+    """`[B]` E[accepted], `chance` `[B, N]` being a node's once its parent is accepted, its elders refused."""
     refused = torch.where(elders(proposal), 1.0 - chance[:, None, :], 1.0).prod(-1)
     return accepted_along_paths(proposal, chance * refused)
 
@@ -28,7 +28,11 @@ def accepted_after_elders(proposal: Proposal, chance: Tensor) -> Tensor:
 def accepted_along_paths(proposal: Proposal, chance: Tensor) -> Tensor:
     """`[B]` E[accepted], `chance` `[B, N]` being a node's if its parent is accepted."""
     parents = torch.atleast_2d(proposal.tree.parents).expand_as(chance) + 1
-    reach = torch.cat((torch.ones_like(chance[:, :1]), chance), 1) if proposal.size else chance.new_ones(len(chance), 1)
+    reach = (
+        torch.cat((torch.ones_like(chance[:, :1]), chance), 1)
+        if proposal.size
+        else chance.new_ones(len(chance), 1)
+    )
     for n in range(proposal.size):
         reach[:, n + 1] *= reach.gather(1, parents[:, n, None])[:, 0]
     return reach[:, 1:].sum(1)
@@ -41,8 +45,10 @@ def accepted_if_drawn(proposal: Proposal, p: Tensor) -> Tensor:
     return accepted_along_paths(proposal, p_of_tokens(proposal, p) * proposal.mask * ~repeated)
 
 
-def chances(walk: Callable[[Proposal, Tensor, Draws, Tensor], object], proposal: Proposal, p: Tensor) -> Tensor:
-    """`[B, N]`: each node's chance once its parent is accepted and its elders are refused, read off a rule's `walk`.
+def chances(
+    walk: Callable[[Proposal, Tensor, Draws, Tensor], object], proposal: Proposal, p: Tensor
+) -> Tensor:
+    """`[B, N]`: each node's chance once its parent is accepted, its elders refused, read off a rule.
 
     Arguments:
         walk: (proposal, p, draws, node `[B]`) → anything; the rule, starting at `node`.

@@ -1,4 +1,4 @@
-"""Gumbel coupling: target and drafter race on the same noise, and the output does not depend on the drafter."""
+"""Gumbel coupling: target and drafter race on the same noise; the output does not depend on the drafter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specdec.verify.rule import Rule, Verdict, follow
 
 
 class GumbelRule(Rule):
-    """Y = argmin E/p with noise E keyed by absolute position; always emit Y, go on while it is a drafted child.
+    """Y = argmin E/p with noise E keyed by absolute position; emit Y, go on while it is a drafted child.
 
-    The same seed gives bit-identical output for every drafter, none included. A drafter that draws X = argmin E/q
+    The same seed gives bit-identical output for every drafter, none included. One that draws X = argmin E/q
     agrees with probability Σ_x 1/Σ_z max(p_z/p_x, q_z/q_x) ≥ (1 − TV)/(1 + TV).
     """
 
     name = "gumbel"
-    paper = "Daliri, Musco and Suresh 2408.07978, Section 3"
+    paper = "Daliri, Musco and Suresh 2408.07978 (Gumbel coupling, drafter-invariant decoding)"
     exact = True
     trees = True
     kinds = frozenset(Kind)

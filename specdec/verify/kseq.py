@@ -14,12 +14,12 @@ from specdec.verify.rule import Rule, Verdict, children, final_purpose, law_at, 
 class KSeqRule(Rule):
     """Accept each of k siblings with min(1, p/(ρq)) until one passes; else y ∝ p − min(q, p/ρ)·A/β.
 
-    β = Σ min(q, p/ρ) is a sibling's acceptance and A = 1 − (1 − β)^k that of the position. Exact for every ρ with
-    A ≤ ρβ; A is largest at the smallest of them, the root ρ* ∈ [1, k] of A = ρβ.
+    β = Σ min(q, p/ρ) is a sibling's acceptance and A = 1 − (1 − β)^k that of the position. Exact for every ρ
+    with A ≤ ρβ; A is largest at the smallest of them, the root ρ* ∈ [1, k] of A = ρβ.
     """
 
     name = "kseq"
-    paper = "SpecTr, Sun et al. 2310.15141, Algorithm 2 and Theorem 2"
+    paper = "SpecTr, Sun et al. 2310.15141 (k-SEQ)"
     exact = True
     trees = True
     kinds = frozenset({Kind.WITH_REPLACEMENT})
@@ -29,11 +29,13 @@ class KSeqRule(Rule):
         node, law, bonus = self.walk(proposal, p, draws, node)
         return Verdict.at(proposal.tree, node, draws.categorical(law, final_purpose(bonus)))
 
-    def walk(self, proposal: Proposal, p: Tensor, draws: Draws, node: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def walk(
+        self, proposal: Proposal, p: Tensor, draws: Draws, node: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """From `node` `[B]` down as far as siblings are accepted.
 
         Returns:
-            the last accepted node `[B]`, what to emit there `[B, V]` (not normalised), and `[B]` if it is a leaf.
+            the last accepted node `[B]`, what to emit there `[B, V]` (not normalised), `[B]` if it is a leaf.
         """
         rho = torch.ones_like(p[:, 0, 0])
         q_x, p_x = proposal.q_of_tokens(p.dtype), p_of_tokens(proposal, p)
@@ -64,7 +66,7 @@ class KSeqRule(Rule):
         return proposal.q[rows, young[rows].to(torch.uint8).argmax(1)].to(dtype)
 
     def residual(self, p: Tensor, q: Tensor, rho: Tensor, k: Tensor) -> Tensor:
-        """`[A, V]`: what is left of p when all k siblings failed, p itself if that is nothing but rounding."""
+        """`[A, V]`: what is left of p when all k siblings failed, p itself if that is only rounding."""
         hit = torch.minimum(q, p / rho[:, None])
         beta = hit.sum(-1)
         share = torch.where(beta > 0, position_acceptance(beta, k) / beta, 0.0)
@@ -86,10 +88,10 @@ def position_acceptance(beta: Tensor, k: Tensor) -> Tensor:
 
 
 def best_threshold(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """ρ* `[A]` for laws `[A, V]` and k `[A]` siblings, from above: the returned ρ satisfies A ≤ ρβ to rounding.
+    """ρ* `[A]` for laws `[A, V]` and k `[A]` siblings, from above: what is returned has A ≤ ρβ to rounding.
 
-    Newton's method on ρβ(ρ) − A(ρ), falling back to the geometric middle of the bracket that it keeps. Since ρβ
-    grows with ρ, the position's acceptance at the returned ρ falls short of the best by at most ρβ − A ≤ 1e-6.
+    Newton's method on ρβ(ρ) − A(ρ), falling back to the geometric middle of the bracket that it keeps. Since
+    ρβ grows with ρ, the acceptance at the returned ρ falls short of the best by at most ρβ − A ≤ 1e-6.
     """
     low, high = torch.ones_like(p[..., 0]), k.to(p.dtype)  # ρβ − A is ≤ 0 and ≥ 0 there
     rho, excess = high, torch.full_like(low, torch.inf)

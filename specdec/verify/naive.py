@@ -18,7 +18,7 @@ class NaiveRule(Rule):
     """
 
     name = "naive"
-    paper = "SpecInfer 2305.09781, Section 4.3 (naive sampling)"
+    paper = "SpecInfer, Miao et al. 2305.09781 (naive sampling)"
     exact = True
     trees = True
     kinds = frozenset(Kind)

@@ -1,4 +1,4 @@
-"""Recursive rejection sampling: try the siblings one after another, each against what its elders left over."""
+"""Recursive rejection sampling: try the siblings one after another, each against what its elders left."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specdec.verify.rule import Rule, Verdict, children, final_purpose, law_at, 
 
 
 class RecursiveRule(Rule):
-    """r₁ = p; accept sibling X_i with min(1, r_i/q_i), else r_{i+1} = norm(max(r_i − q_i, 0)); after all, y ~ r.
+    """r₁ = p; accept sibling X_i with min(1, r_i/q_i), else r_{i+1} = norm(max(r_i − q_i, 0)); at last y ~ r.
 
-    q_i = q with replacement; without, q with the elders zeroed; for a deterministic sibling its one-hot. Acceptance
-    of k i.i.d. siblings: 1 − Π (1 − Σ min(r_i, q)); of deterministic ones: Σ p(children).
+    q_i = q with replacement; without, q with the elders zeroed; for a deterministic sibling its one-hot.
+    Acceptance of k i.i.d. siblings: 1 − Π (1 − Σ min(r_i, q)); of deterministic ones: Σ p(children).
     """
 
     name = "recursive"
-    paper = "SpecInfer 2305.09781, Algorithm 2; without replacement: RSD 2402.14160, Algorithm 4; EAGLE 2401.15077"
+    paper = "SpecInfer, Miao et al. 2305.09781, Algorithm 2; without replacement: RSD, Jeon et al. 2402.14160"
     exact = True
     trees = True
     kinds = frozenset({Kind.DETERMINISTIC, Kind.WITH_REPLACEMENT, Kind.WITHOUT_REPLACEMENT})

@@ -36,7 +36,9 @@ class Verdict:
     @classmethod
     def at(cls, tree: Tree, node: Tensor, token: Tensor) -> Verdict:
         """Everything from the root down to `node` `[B]` is accepted, then `token` `[B]` is emitted."""
-        row = torch.arange(len(node), device=node.device).clamp(max=len(tree.depth) - 1)  # 0 if one tree for all
+        row = torch.arange(len(node), device=node.device).clamp(
+            max=len(tree.depth) - 1
+        )  # 0 if one tree for all
         return cls(tree.paths[row, node + 1], tree.depth[row, node + 1], token)
 
 
@@ -59,20 +61,20 @@ class Rule(ABC):
 
         Arguments:
             proposal: the draft, N nodes.
-            p: `[B, N+1, V]` the target's law after the root (index 0) and after node n (index n+1), float32 or 64.
+            p: `[B, N+1, V]` the target's law after the root (index 0) and after node n (n+1), float32 or 64.
             draws: the random decisions of this step.
         """
 
     def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor | None:
         """`[B]` a closed form of the accepted length along this proposal; `None` where there is none.
 
-        Laws further down depend on the tokens drawn, so it speaks of one proposal: its mean over the drafter's
-        draws is E[accepted], and for deterministic proposals it is E[accepted] itself.
+        Laws further down depend on the tokens drawn, so it speaks of one proposal: its mean over the
+        drafter's draws is E[accepted], and for deterministic proposals it is E[accepted] itself.
         """
         return None
 
     def acceptance(self, p: Tensor, q: Tensor, drafts: int = 1) -> Tensor | None:
-        """`[...]` probability that a position with laws p, q `[..., V]` takes one of `drafts` i.i.d. candidates."""
+        """`[...]`: how probably a position with laws `[..., V]` takes one of `drafts` i.i.d. candidates."""
         return None
 
     def check(self, drafter: str, kind: Kind, is_chain: bool) -> None:
@@ -86,8 +88,8 @@ class Rule(ABC):
             raise OptionError("verify", self.name, remedy)
         if kind not in self.kinds:
             allowed = ", ".join(sorted(k.value for k in self.kinds))
-            remedy = f"would be biased for drafter={drafter}, whose proposals are {kind.value}; it takes {allowed}."
-            raise OptionError("verify", self.name, remedy)
+            reason = f"would be biased for drafter={drafter}, whose proposals are {kind.value}"
+            raise OptionError("verify", self.name, f"{reason}; it takes {allowed}.")
 
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:
@@ -131,8 +133,8 @@ def step_down(node: Tensor, among: Tensor) -> Tensor:
 def offers(proposal: Proposal, node: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Walk the tree once: each node n in turn, with the rows `[A]` that stand at its parent.
 
-    The caller moves accepting rows down by writing to `node` `[B]`. Parents precede children and siblings are in
-    order, so every row is offered its children in the order drawn, then the accepted one's children, and so on.
+    The caller moves accepting rows down by writing to `node` `[B]`. Parents precede children and siblings are
+    in order, so each row is offered its children in the order drawn, then the accepted one's, and so on.
     """
     parents, mask = torch.atleast_2d(proposal.tree.parents), proposal.mask
     for n in range(proposal.size):
@@ -141,7 +143,9 @@ def offers(proposal: Proposal, node: Tensor) -> Iterator[tuple[int, Tensor]]:
             yield n, rows
 
 
-def follow(proposal: Proposal, p: Tensor, draws: Draws, draw: Callable[[Draws, Tensor, int], Tensor]) -> Verdict:
+def follow(
+    proposal: Proposal, p: Tensor, draws: Draws, draw: Callable[[Draws, Tensor, int], Tensor]
+) -> Verdict:
     """Emit y = `draw(draws, law, depth)` at each depth, and go on while y is a drafted child."""
     node = p.new_full((len(p),), -1, dtype=torch.int64)
     token = torch.empty_like(node)

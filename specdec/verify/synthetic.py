@@ -21,8 +21,8 @@ class SyntheticRule(Rule):
     Lossy by design. E[accepted] = a₁ + a₁a₂ + … down to the end of the first path.
 
     Arguments:
-        rates: acceptance probability by depth, given that the position before was accepted; its last entry holds
-            for all deeper positions.
+        rates: acceptance probability by depth, given that the position before was accepted; its last entry
+            holds for all deeper positions.
     """
 
     rates: Sequence[float] = field(default=(0.7,))
@@ -35,7 +35,9 @@ class SyntheticRule(Rule):
 
     def __post_init__(self) -> None:
         if not self.rates or not all(0 <= rate <= 1 for rate in self.rates):
-            raise OptionError("verify.rates", list(self.rates), "must be one or more probabilities in [0, 1].")
+            raise OptionError(
+                "verify.rates", list(self.rates), "must be one or more probabilities in [0, 1]."
+            )
 
     def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
         node = p.new_full((len(p),), -1, dtype=torch.int64)

@@ -39,7 +39,7 @@ class TokenRule(Rule):
         return ratio(p_of_tokens(proposal, p), proposal.q_of_tokens(p.dtype)) * proposal.mask
 
     def residual(self, proposal: Proposal, p: Tensor, n: Tensor) -> Tensor:
-        """`[B, V]`: max(p − q, 0), which the position of the rejected node n `[B]` still owes the target's p."""
+        """`[B, V]`: max(p − q, 0), which the position of the rejected node n `[B]` still owes p."""
         return (p - proposal.law(n, p.shape[-1], p.dtype)).clamp_(min=0.0)
 
     def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:

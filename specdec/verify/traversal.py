@@ -22,10 +22,10 @@ from specdec.verify.rule import (
 
 
 class TraversalRule(Rule):
-    """Visit children before parents, elders first; accept the first node v that passes with its π_v, and y ~ b_v.
+    """Visit children before parents, elders first; accept the first node v to pass with its π_v; y ~ b_v.
 
-    A node starts with b = p and π = min(π'·b'(x)/s(x), 1), where π', b' are its parent's. Each of its children
-    that fails, drawn from s, turns π·b into max(π·b − s, 0)/(S + 1 − π) and π into S/(S + 1 − π), where
+    A node starts with b = p and π = min(π'·b'(x)/s(x), 1), where π', b' are its parent's. Each of its
+    children that fails, drawn from s, turns π·b into max(π·b − s, 0)/(S + 1 − π) and π into S/(S + 1 − π),
     S = Σ max(π·b − s, 0). Only failures precede a visit, so all π are known before any decision is drawn.
     """
 
@@ -69,11 +69,12 @@ class _Failures:
     """π of all nodes, and π·b of the one parent per row whose children are failing.
 
     Attributes:
-        start, final: `[B, N+1]` π of the root and every node before its children, and after all of them failed.
+        start, final: `[B, N+1]` π of the root and every node before its children, and after all have failed.
     """
 
     def __init__(self, proposal: Proposal, p: Tensor):
         self.proposal, self.p, self.mask = proposal, p, proposal.mask
+        self.sampled = proposal.q is not None
         self.rows = torch.arange(len(p), device=p.device)
         self.parents = torch.atleast_2d(proposal.tree.parents).expand(len(p), proposal.size)
         self.start, self.final = p.new_ones(2, len(p), proposal.size + 1).unbind(0)
@@ -81,7 +82,7 @@ class _Failures:
         self.parent = torch.full_like(self.rows, -2)  # none yet
         self.pi, self.scale = torch.empty_like(p[:, 0, 0]), torch.empty_like(p[:, 0, 0])
         self.spent = torch.empty(len(p), dtype=torch.float64, device=p.device)
-        self.weights = torch.empty_like(p[:, 0]) if proposal.q is not None else None
+        self.weights = torch.empty_like(p[:, 0] if self.sampled else p[:, 0, :0])
         self.stand_at(torch.full_like(self.rows, -1))
 
     def stand_at(self, parent: Tensor) -> None:
@@ -89,7 +90,7 @@ class _Failures:
         new = (parent != self.parent).nonzero()[:, 0]
         self.parent, at = parent, parent[new]
         self.pi[new] = self.start[new, at + 1]
-        if self.weights is None:
+        if not self.sampled:
             self.scale[new] = self.pi[new]  # π·b is `scale`·p less the tokens of the failed
         else:
             self.weights[new] = self.p[new, at + 1] * self.pi[new, None]  # π·b
@@ -99,14 +100,14 @@ class _Failures:
         """The nodes n `[B]` fail; where n is −1 or invalid, nothing happens."""
         live = (n >= 0) & self.mask[self.rows, n]
         self.stand_at(torch.where(live, self.parents[self.rows, n], self.parent))
-        if self.weights is None:
+        if not self.sampled:
             own = self.scale * self.p_x[self.rows, n]
             owed = (self.pi - own).clamp(min=0.0)
         else:
             own, owed = self._subtract(n, live)
-        rest = owed + 1.0 - self.pi
+        rest = owed + (1.0 - self.pi)
         rest = torch.where(live & (rest > 0), rest, 1.0)
-        if self.weights is None:
+        if not self.sampled:
             self.scale = self.scale / rest
         else:
             self.weights.div_(rest[:, None])
@@ -118,9 +119,9 @@ class _Failures:
 
     def _subtract(self, n: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """Turn π·b into max(π·b − s, 0); `[B]` min(π·b(x)/s(x), 1) from before and `[B]` S from after."""
-        q, q_x = self.proposal.q[self.rows, n].to(self.p.dtype), self.q_x[self.rows, n]
+        q, q_x = self.proposal.law(n, self.p.shape[1], self.p.dtype), self.q_x[self.rows, n]
         scale = live.to(q.dtype)
-        if self.proposal.kind is Kind.WITHOUT_REPLACEMENT:  # failed elders have π·b = 0 already: only rescale q
+        if self.proposal.kind is Kind.WITHOUT_REPLACEMENT:  # failed elders have π·b = 0 already
             left = q.sum(-1, dtype=torch.float64) - self.spent
             scale = torch.where(live, 1.0 / left, 0.0).to(q.dtype)
             self.spent += q_x * live
@@ -131,7 +132,7 @@ class _Failures:
     def leftover(self, node: Tensor) -> Tensor:
         """`[B, V]`, to be normalised: π·b of `node` `[B]` after all its children failed."""
         young = children(self.proposal, node)
-        if self.weights is None:
+        if not self.sampled:
             gone = torch.where(young, 0.0, torch.inf).to(self.p.dtype)
             return law_at(self.p, node).scatter_reduce_(1, self.proposal.tokens, gone, "amin")
         self.parent = torch.full_like(node, -2)
