@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.config import EngineConfig
 from specdec.errors import NumericalError
-from specdec.ledger import PHASES, Ledger, Row
+from specdec.ledger import PHASES, Draft, Ledger, Row
 from specdec.model import Model
 from specdec.proposal import Proposal
 from specdec.sequences import Sequences
@@ -104,6 +104,8 @@ class Batch:
         columns = (kept, finished, by_eos, verdict.accepted, nodes, depth, leaf, sound, lawful)
         table = torch.cat([torch.stack([c.long() for c in columns], 1), block], 1).tolist()
 
+        drafts = drafted(proposal, verdict) if self.ledger.trace else [None] * len(table)
+
         self.going_on, blocks, lengths, rooms = [], [], [], []
         for row, (kept_, finished_, by_eos_, accepted, nodes_, depth_, leaf_, *values) in enumerate(table):
             generation = self.active[row]
@@ -125,6 +127,7 @@ class Batch:
                     discarded=accepted + 1 - count,
                     bonus=bool(leaf_) and count > accepted,
                     prefill=step == 0,
+                    draft=drafts[row],
                 )
             )
             generation.tokens += tokens
@@ -169,6 +172,27 @@ class Batch:
             self.ledger.seconds["prefill" if "prefill" in lap else phase] += seconds
         if "prefill" not in lap:
             self.ledger.step_seconds.append((*self.forwarded, *(lap[phase] for phase in PHASES)))
+
+
+def drafted(proposal: Proposal, verdict: Verdict) -> list[Draft]:
+    """Each row's draft, without the nodes that it does not have."""
+    tree, size = proposal.tree, proposal.size
+    parents = torch.atleast_2d(tree.parents).expand(len(proposal.tokens), -1)
+    columns = (proposal.tokens, parents, proposal.mask, verdict.accepted[:, None], verdict.path)
+    drafts = []
+    for row in torch.cat(columns, 1).tolist():  # one wait for the device
+        tokens, above, exists = row[:size], row[size : 2 * size], row[2 * size : 3 * size]
+        accepted, *path = row[3 * size :]
+        number = {n: i for i, n in enumerate(n for n, here in enumerate(exists) if here)} | {-1: -1}
+        kept = [n for n in number if n >= 0]
+        drafts.append(
+            Draft(
+                tokens=[tokens[n] for n in kept],
+                parents=None if tree.is_chain else [number[above[n]] for n in kept],
+                path=[number[n] for n in path[:accepted]],
+            )
+        )
+    return drafts
 
 
 def no_law(sound: bool, step: int, row: int, sequence: int) -> NumericalError:
