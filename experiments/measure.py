@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import drafters
-from experiments import plots, prompts, summary, table
+from experiments import peak_memory, perplexity, plots, prompts, summary, table
+from experiments.bandwidth import DraftMeter, footprint
 from experiments.store import Run
 from specdec import verify
 from specdec.config import Config, at_least
 from specdec.engine import Engine
 from specdec.exactness.triage import triage
-from specdec.ledger import Ledger
+from specdec.ledger import Counts, Ledger, Row
 from specdec.model import Model
 
 METHODS = ("autoregressive", "speculative")
@@ -33,6 +34,7 @@ class Options:
     name: str = "measure"
     repeats: int = 1  # how often every prompt is decoded by both methods
     warmup_tokens: int = 8  # decoded by both methods before anything is timed
+    perplexity: bool = True  # at the end, of target and drafter on the outputs
 
     def __post_init__(self) -> None:
         at_least("task", self, repeats=1, warmup_tokens=0)
@@ -66,14 +68,21 @@ def run(config: Config, run_dir: Path) -> None:
     }
     units = list(_units(asked, target, engines["autoregressive"], config.engine.batch_size))
     flags = summary.flags(rule, target)
-    store = Run(run_dir, config, target=target.provenance, threads=torch.get_num_threads(), flags=flags)
+    facts = {"footprint": footprint(target), "threads": torch.get_num_threads(), "flags": flags}
+    facts |= peak_memory.capacity(target.device)
+    store = Run(run_dir, config, target=target.provenance, **facts)
 
+    extra: dict[str, Any] = {}
     try:
         _warm_up(engines, units[0], config.task.warmup_tokens)
         _measure(engines, units, config.task.repeats, store, target)
+        if config.task.perplexity:
+            extra["perplexity"] = perplexity.report(target, drafter, _texts(units, store.records))
     finally:
         if store.records:
-            _report(store, flags, finished=len(store.records) == _expected(units, config.task.repeats))
+            _write_pieces(store, target)
+            finished = len(store.records) == _expected(units, config.task.repeats)
+            _report(store, {"flags": flags, **extra}, finished)
 
 
 def _expected(units: list[Unit], repeats: int) -> int:
@@ -111,6 +120,7 @@ def _measure(engines: dict[str, Engine], units: list[Unit], repeats: int, store:
         (r["unit"], r["method"], r["sequence"]): r["tokens"] for r in store.records
     }  # of a resumed run
     console = Console(stderr=True)
+    meter = DraftMeter(engines["speculative"].drafter, target)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("decoding", total=len(units) * repeats * len(METHODS))
@@ -120,7 +130,7 @@ def _measure(engines: dict[str, Engine], units: list[Unit], repeats: int, store:
                 for method in order:
                     progress.update(bar, description=f"{method:<14} {unit.prompts[0].id}")
                     if not all((unit.index, repeat, method, s) in done for s in unit.sequences):
-                        for record in _decode(engines[method], unit):
+                        for record in _decode(engines[method], unit, meter):
                             key = (unit.index, repeat, method, record["sequence"])
                             outputs[key[0], method, key[3]] = record["tokens"]
                             record |= {"unit": unit.index, "repeat": repeat, "method": method}
@@ -135,17 +145,20 @@ def _measure(engines: dict[str, Engine], units: list[Unit], repeats: int, store:
                         )
 
 
-def _decode(engine: Engine, unit: Unit) -> list[dict[str, Any]]:
+def _decode(engine: Engine, unit: Unit, meter: DraftMeter) -> list[dict[str, Any]]:
     """One record per prompt, whatever several prompts share (the unit's seconds) repeated in each."""
-    engine.ledger = Ledger()
+    engine.ledger = Ledger(trace=engine.drafter.max_nodes > 0)
+    peak_memory.reset(engine.target.device)
+    meter.take()
     by_sequence = {g.sequence: g for g in engine.decode(unit.ids, unit.sequences)}
+    shared = {"draft_bytes": meter.take(), "memory": peak_memory.peak(engine.target.device)}
     seconds = max(g.seconds for g in by_sequence.values())
     records = []
     for prompt, sequence in zip(unit.prompts, unit.sequences, strict=True):
         generation, rows = by_sequence[sequence], engine.ledger.of(sequence)
         steps = {
             name: [int(getattr(row, name)) for row in rows if not row.prefill]
-            for name in ("nodes", "depth", "accepted", "emitted", "discarded", "bonus")
+            for name in Counts.FIELDS
         }
         records.append(
             {
@@ -160,11 +173,35 @@ def _decode(engine: Engine, unit: Unit) -> list[dict[str, Any]]:
                 "seconds_to_first_token": generation.seconds_to_first_token,
                 "unit_seconds": seconds,
                 "phase_seconds": engine.ledger.seconds,
-                "step_seconds": engine.ledger.step_seconds,
+                "step_seconds": [[round(x, 7) for x in step] for step in engine.ledger.step_seconds],
                 "steps": steps,
+                **shared,
+                **_drafts(rows),
             }
         )
     return records
+
+
+def _drafts(rows: list[Row]) -> dict[str, Any]:
+    """What was drafted, step by step: token ids, parents (null for a chain), accepted nodes."""
+    drafts = [row.draft for row in rows if row.draft is not None and not row.prefill]
+    return {"drafts": [[d.tokens, d.parents, d.path] for d in drafts]} if drafts else {}
+
+
+def _write_pieces(store: Run, target: Model) -> None:
+    """`pieces.json`: the text of every token that occurs, so that a report needs no tokenizer."""
+    if target.tokenizer is None:
+        return
+    found = {t for r in store.records for t in r["tokens"]}
+    found |= {t for r in store.records for tokens, _, _ in r.get("drafts", ()) for t in tokens}
+    store.write("pieces.json", {str(t): target.tokenizer.decode([t]) for t in sorted(found)})
+
+
+def _texts(units: list[Unit], records: summary.Records) -> list[tuple[list[int], list[int]]]:
+    """(prompt, output) of the baseline."""
+    prompt_of = {s: ids for unit in units for s, ids in zip(unit.sequences, unit.ids, strict=True)}
+    baseline = [r for r in records if r["method"] == METHODS[0] and r["repeat"] == 0]
+    return [(prompt_of[r["sequence"]], r["tokens"]) for r in baseline]
 
 
 def _agreement(
@@ -181,9 +218,9 @@ def _agreement(
     return triage(target, prompt, a, b, engine.sampling, engine.eos_token_ids)
 
 
-def _report(store: Run, flags: list[str], finished: bool) -> None:
+def _report(store: Run, extra: dict[str, Any], finished: bool) -> None:
     """The table and the plot; `summary.json` only when everything is there."""
-    results = summary.summarise(store.records) | {"flags": flags}
+    results = summary.summarise(store.records) | extra
     console = Console() if sys.stdout.isatty() else Console(width=100)
     console.print(table.results(results))
     for line in table.notes(results):

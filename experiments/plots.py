@@ -6,16 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-logging.getLogger("matplotlib").setLevel(logging.WARNING)
-
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WILSON_Z = 1.96
+from experiments.intervals import Interval
+
+logging.getLogger("matplotlib").setLevel(logging.WARNING)
 
 
 def acceptance(summary: dict[str, Any], stem: Path) -> list[Path]:
@@ -28,7 +25,8 @@ def acceptance(summary: dict[str, Any], stem: Path) -> list[Path]:
     Returns:
         The paths written.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _positions(left, summary)
     _speedups(right, summary)
     if summary["flags"]:
@@ -37,21 +35,21 @@ def acceptance(summary: dict[str, Any], stem: Path) -> list[Path]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as PNG and SVG and close it."""
+    """Write a figure as PNG and SVG."""
     paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
     for path in paths:
         figure.savefig(path, dpi=150)
-    plt.close(figure)
     return paths
 
 
-def _positions(axes: plt.Axes, summary: dict[str, Any]) -> None:
-    counts = {k: np.array(v, dtype=float) for k, v in summary["overall"]["positions"].items()}
-    position = np.arange(1, len(counts["offered"]) + 1)
-    for name, base, style in (("given the ones before", "tried", "o-"), ("unconditional", "offered", "s--")):
-        share, low, high = wilson(counts["accepted"], counts[base])
-        bars = np.maximum([share - low, high - share], 0)
-        axes.errorbar(position, share, yerr=bars, fmt=style, capsize=3, label=name)
+def _positions(axes: Axes, summary: dict[str, Any]) -> None:
+    positions = summary["overall"]["positions"]
+    position = np.arange(1, len(positions["offered"]) + 1)
+    for label, name, style in (
+        ("given the ones before", "alpha_conditional", "o-"),
+        ("unconditional", "alpha_unconditional", "s--"),
+    ):
+        error_bars(axes, position, positions[name], fmt=style, label=label)
     axes.set(
         xlabel="draft position", ylabel="accepted share", ylim=(0, 1.02), title="Acceptance by draft position"
     )
@@ -60,7 +58,7 @@ def _positions(axes: plt.Axes, summary: dict[str, Any]) -> None:
     axes.legend(title="α per position, 95 % interval")
 
 
-def _speedups(axes: plt.Axes, summary: dict[str, Any]) -> None:
+def _speedups(axes: Axes, summary: dict[str, Any]) -> None:
     entries = [*summary["domains"].items(), ("all", summary["overall"])]
     entries = [(name, n["speedup"]) for name, n in entries if n["speedup"]]
     for row, (name, speedup) in enumerate(entries):
@@ -75,11 +73,15 @@ def _speedups(axes: plt.Axes, summary: dict[str, Any]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def wilson(successes: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share and 95 % Wilson interval (Wilson 1927), NaN where nothing was tried."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = successes / trials
-        center = (successes + WILSON_Z**2 / 2) / (trials + WILSON_Z**2)
-        half = WILSON_Z / (trials + WILSON_Z**2) * np.sqrt(successes * (1 - share) + WILSON_Z**2 / 4)
-    nothing = trials == 0
-    return share, np.where(nothing, np.nan, center - half), np.where(nothing, np.nan, center + half)
+def error_bars(axes: Axes, x: np.ndarray | list, points: list[Interval], **style) -> None:
+    """Points with their intervals; those without a value are left out."""
+    kept = [
+        (at, p["value"], p["low"], p["high"])
+        for at, p in zip(x, points, strict=True)
+        if p["value"] is not None and np.isfinite(p["value"])
+    ]
+    if not kept:
+        return
+    at, value, low, high = (np.array(column, dtype=float) for column in zip(*kept, strict=True))
+    bars = np.nan_to_num(np.maximum([value - low, high - value], 0))
+    axes.errorbar([k[0] for k in kept], value, yerr=bars, **{"capsize": 3, **style})

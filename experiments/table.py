@@ -12,7 +12,8 @@ COLUMNS = ("domain", "n", "α", "τ", "AR tok/s", "spec tok/s", "speedup [95 %]"
 
 def results(summary: dict[str, Any]) -> Table:
     """One line per domain and one for everything."""
-    table = Table(title="autoregressive (AR) against speculative decoding", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    title = "autoregressive (AR) against speculative decoding"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "domain" else "right", no_wrap=True)
     for domain, numbers in summary["domains"].items():
@@ -25,8 +26,8 @@ def results(summary: dict[str, Any]) -> Table:
 def notes(summary: dict[str, Any]) -> list[str]:
     """What the table means, and what a reader must know before believing it."""
     lines = [
-        "α: accepted share of tried draft tokens; τ: tokens per target forward; speedup: ratio of tokens/s over all"
-        " prompts, interval from resampling prompts; TTFT: median time to the first token, AR/spec."
+        "α: accepted share of tried draft tokens; τ: tokens per target forward; speedup: ratio of tokens/s"
+        " over all prompts, interval from resampling prompts; TTFT: median time to the first token, AR/spec."
     ]
     found = summary["overall"]["agreement"]
     if found:
