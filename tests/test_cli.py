@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_module
 
 import conf
@@ -83,8 +82,23 @@ def test_the_drafters_of_later_versions_compose_and_say_so():
 @pytest.mark.parametrize("name", drafters.names())
 def test_a_drafters_yaml_holds_its_options(name):
     """Otherwise an option could not be set without `+`, or its default would depend on who asks."""
-    options = yaml.safe_load((ROOT / f"conf/drafter/{name}.yaml").read_text())
+    with initialize_config_module("conf", version_base="1.3"):
+        options = compose("config", overrides=[f"drafter={name}"]).drafter
     assert options == vars(drafters.config_class(name)())
+
+
+def test_a_drafter_of_trees_brings_a_rule_for_trees_and_the_command_line_wins():
+    with initialize_config_module("conf", version_base="1.3"):
+        rules = [
+            compose("config", overrides=overrides).verify["name"]
+            for overrides in (
+                ["drafter=ngram"],
+                ["drafter=eagle"],
+                ["drafter=eagle", "verify=traversal"],
+                ["verify=token", "drafter=eagle"],
+            )
+        ]
+    assert rules == ["token", "recursive", "traversal", "token"]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("conf/task/*.yaml")))
