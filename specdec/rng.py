@@ -145,8 +145,8 @@ class PhiloxDraws:
             lanes = range(index, index + count)
             purposes = purpose.tolist() if isinstance(purpose, Tensor) else [int(purpose)] * batch
             rows = zip(self._host_pairs(), purposes, strict=True)
-            words = [[philox((lane, at, who, why), self.key) for lane in lanes] for (at, who), why in rows]
-            unit = [[_to_unit(w[0], w[1]) for w in row] for row in words]
+            counters = ((lane, at, who, why) for (at, who), why in rows for lane in lanes)
+            unit = [_to_unit(*philox(counter, self.key)[:2]) for counter in counters]
             return torch.tensor(unit, dtype=torch.float64, device=device).view(batch, count)
         lane = torch.arange(index, index + count, device=device)[None]
         why = purpose if isinstance(purpose, Tensor) else torch.full_like(self.sequence, int(purpose))

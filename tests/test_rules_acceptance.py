@@ -118,6 +118,8 @@ def test_best_threshold_is_the_root():
             above = middle * beta >= 1 - (1 - beta) ** k
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
         rho = best_threshold(p, q, k)
+        alone = [best_threshold(p[i, None], q[i, None], k[i, None]) for i in range(0, 200, 20)]
+        assert torch.equal(torch.cat(alone), rho[::20])  # whoever shares the batch
         a, b = (position_acceptance(torch.minimum(q, p / r[:, None]).sum(1), k) for r in (rho, high))
         assert float((a - b).abs().max()) < 1e-6
         beta = torch.minimum(q, p / rho[:, None]).sum(1)

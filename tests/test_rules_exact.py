@@ -71,7 +71,7 @@ def test_joint_law_and_expected_length(name, kind, parents, vocab):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "parents", "vocab"), pairings(max_drafts=256))
 def test_joint_law_and_expected_length_many_laws(name, kind, parents, vocab):
-    prove(name, kind, parents, vocab, seeds=range(2, 20 if vocab ** len(parents) <= 81 else 6))
+    prove(name, kind, parents, vocab, seeds=range(2, 10 if vocab ** len(parents) <= 81 else 4))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class KSeqRule(Rule):
     @staticmethod
     def _q(proposal: Proposal, young: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """`[A, V]`: the law the children `young` `[B, N]` of some rows were drawn from."""
+        assert proposal.q is not None
         return proposal.q[rows, young[rows].to(torch.uint8).argmax(1)].to(dtype)
 
     def residual(self, p: Tensor, q: Tensor, rho: Tensor, k: Tensor) -> Tensor:
@@ -94,14 +95,15 @@ def best_threshold(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
     ρβ grows with ρ, the acceptance at the returned ρ falls short of the best by at most ρβ − A ≤ 1e-6.
     """
     low, high = torch.ones_like(p[..., 0]), k.to(p.dtype)  # ρβ − A is ≤ 0 and ≥ 0 there
-    rho, excess = high, torch.full_like(low, torch.inf)
+    rho, done = high, torch.zeros_like(low, dtype=torch.bool)
     for _ in range(40):
         scaled = rho[..., None] * q
         beta = torch.minimum(scaled, p).sum(-1) / rho
         value = rho * beta - position_acceptance(beta, k)
-        excess = torch.where(value < 0, excess, value)
-        low, high = torch.where(value < 0, rho, low), torch.where(value < 0, high, rho)
-        if bool((excess <= 1e-6).all()):
+        low = torch.where(~done & (value < 0), rho, low)
+        high = torch.where(done | (value < 0), high, rho)
+        done |= (value >= 0) & (value <= 1e-6)  # a row that is done stays as it is, whoever shares its batch
+        if bool(done.all()):
             break
         up = (q * (scaled <= p)).sum(-1)  # derivative of ρβ
         slope = up - k * (1.0 - beta).clamp(min=0.0) ** (k - 1) * (up - beta) / rho
