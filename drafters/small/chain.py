@@ -62,7 +62,7 @@ class SmallDrafter(Drafter):
         for i in range(gamma):
             drafted = torch.stack(tokens, 1) if tokens else sequences.tokens[:, :0]
             q = self._law(logits, sequences, drafted)  # [B, V]
-            x = draw(q, depth=i + 1, node=i)
+            x = draw(only_where(going, q) if self.confidence else q, depth=i + 1, node=i)
             tokens.append(x)
             laws.append(q)
             alive.append(going)
@@ -122,3 +122,9 @@ class SmallDrafter(Drafter):
         certain = torch.zeros_like(q)
         certain[..., 0] = 1.0
         return torch.where(q.isnan().any(-1, keepdim=True), certain, q)
+
+
+def only_where(wanted: Tensor, q: Tensor) -> Tensor:
+    """q `[B, V]`, but a certainty in rows where no token is `wanted` `[B]`, so that drawing one decides nothing."""
+    certain = torch.nn.functional.one_hot(torch.zeros_like(wanted, dtype=torch.int64), q.shape[1]).to(q.dtype)
+    return torch.where(wanted[:, None], q, certain)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drafters.small.chain import SmallDrafter
+from drafters.small.chain import SmallDrafter, only_where
 from specdec.drafter import Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
@@ -93,9 +93,7 @@ class SmallTreeDrafter(SmallDrafter):
         for parent in range(q.shape[1]):
             law, going = q[:, parent], alive[:, parent]
             for sibling in range(b):
-                # where no node is wanted the draw is a certainty, so that it decides nothing
-                wanted = torch.where(going[:, None], law, self._certain(law))
-                x = draw(wanted, depth=level + 1, node=first + parent * b + sibling)
+                x = draw(only_where(going, law), depth=level + 1, node=first + parent * b + sibling)
                 tokens.append(x)
                 exists.append(going)
                 if kind is not Kind.WITH_REPLACEMENT and sibling + 1 < b:
@@ -103,10 +101,6 @@ class SmallTreeDrafter(SmallDrafter):
                     mass = law.sum(1, keepdim=True)
                     going, law = going & (mass[:, 0] > 0), law / torch.where(mass > 0, mass, 1.0)
         return torch.stack(tokens, 1), torch.stack(exists, 1)
-
-    @staticmethod
-    def _certain(law: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(law.new_zeros(1, dtype=torch.int64), law.shape[1]).to(law.dtype)
 
     def _laws_after_root(self, sequences: Sequences) -> Tensor:
         """q `[B, 1, V]` after the last committed token, which stays the root: the cache ends before it."""

@@ -160,6 +160,12 @@ def total_variation(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) ->
     return 0.5 * math.fsum(abs(a.get(o, 0.0) - b.get(o, 0.0)) for o in a.keys() | b.keys())
 
 
+def tv_of_noise(law: Mapping[Hashable, float], observations: int) -> float:
+    """The total variation that the frequencies of an exact sample of this size have on average (normal limit)."""
+    spread = (math.sqrt(p * (1.0 - p)) for p in law.values())
+    return 0.5 * math.sqrt(2.0 / (math.pi * observations)) * math.fsum(spread)
+
+
 def kl_divergence(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> float:
     """Σ a·log(a/b) in nats; infinite where `a` has mass that `b` lacks."""
     terms = []

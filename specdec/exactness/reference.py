@@ -24,14 +24,15 @@ class Reference:
     """Exact laws of a model whose vocabulary is small enough to write every outcome down.
 
     Arguments:
-        target: the model; its weights are copied into a fresh instance with eager attention in float64.
+        target: the model; its weights are copied into a fresh instance in float64, on the CPU.
+            (Not with eager attention, whose softmax is float32 even there.)
     """
 
     def __init__(self, target: Model):
         state = {name: value.detach().cpu().double() for name, value in target.hf.state_dict().items()}
         with quiet_transformers(), no_init_weights():
             config = copy.deepcopy(target.hf.config)
-            self.hf = type(target.hf)._from_config(config, attn_implementation="eager", dtype=torch.float64)
+            self.hf = type(target.hf)._from_config(config, attn_implementation="sdpa", dtype=torch.float64)
         self.hf.load_state_dict(state)
         self.hf.eval()
         self.eos_token_ids = target.eos_token_ids
