@@ -1,7 +1,7 @@
 """The law of what comes out, measured: one accept/reject step, and the whole loop on a tiny model.
 
-Every test has a fixed seed. Its false-alarm probability, had the seed been fresh, is 1e-6 (`ALARM`); each kind has
-a mutant that it must reject.
+Every test has a fixed seed. Its false-alarm probability, had the seed been fresh, is 1e-6 (`ALARM`); each$
+kind has a mutant that it must reject.
 """
 
 import itertools
@@ -44,7 +44,7 @@ def p_value(observed: torch.Tensor, law: torch.Tensor) -> float:
 
 
 def one_step(p: torch.Tensor, q: torch.Tensor, drawn_from: torch.Tensor | None = None) -> torch.Tensor:
-    """Counts `[V]` of the first token, from 100,000 drafts of one token, drawn from q unless told otherwise."""
+    """Counts `[V]` of the first token, from 100,000 drafts of a token, drawn from q unless told otherwise."""
     draws = PhiloxSource(7).at(torch.arange(SAMPLES), torch.zeros(SAMPLES, dtype=torch.int64))
     law = (q if drawn_from is None else drawn_from).expand(SAMPLES, -1)
     x = draws.categorical(law, Purpose.DRAFT)
