@@ -77,7 +77,7 @@ def chat(path: Path, target: Model) -> list[Asked]:
         OptionError: a line cannot be read (named).
     """
     asked: list[Asked] = []
-    plain: list[str] = []
+    plain: list[tuple[str, str]] = []  # domain, text
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -86,12 +86,15 @@ def chat(path: Path, target: Model) -> list[Asked]:
             record = json.loads(line)
         except ValueError as error:
             raise OptionError("task.path", place, f"is no JSON ({error}).") from error
-        messages = record.get("messages") if isinstance(record, dict) else None
+        if not isinstance(record, dict):
+            raise OptionError("task.path", place, 'is no JSON object, e.g. {"text": "Hello"}.')
+        messages = record.get("messages")
         if messages is None:
-            plain.append(_plain(record, place))
+            plain.append((str(record.get("domain", "chat")), _plain(record, place)))
         else:
             asked += [("chat", ids) for ids in _turns(messages, target, place)]
-    return asked + [("chat", ids) for ids in (target.encode(plain) if plain else [])]
+    encoded = target.encode([words for _, words in plain]) if plain else []
+    return asked + [(domain, ids) for (domain, _), ids in zip(plain, encoded, strict=True)]
 
 
 def _lines(path: Path) -> list[str]:
@@ -101,10 +104,8 @@ def _lines(path: Path) -> list[str]:
         raise OptionError("task.path", path, f"cannot be read as UTF-8 text ({error}).") from error
 
 
-def _plain(record: Any, place: str) -> str:
-    found = (
-        next((record[n] for n in prompts.TEXTS if record.get(n)), None) if isinstance(record, dict) else None
-    )
+def _plain(record: dict[str, Any], place: str) -> str:
+    found = next((record[n] for n in prompts.TEXTS if record.get(n)), None)
     found = found[0] if isinstance(found, list) and found else found
     if not isinstance(found, str) or not found.strip():
         fields = ", ".join(("messages", *prompts.TEXTS))
