@@ -1,4 +1,4 @@
-"""The files of a drafter's checkpoint: a folder, a single file, or a snapshot from the hub; opened without pickled code."""
+"""The files of a drafter's checkpoint (a folder, a file, a hub id), opened without running pickled code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_checkpoint(path: str, revision: str | None = None) -> tuple[dict[str, A
         path: a folder with weights and a config.json, a single file of weights, or a hub id.
 
     Raises:
-        OptionError: on `drafter.checkpoint`; it cannot be had, or cannot be read without running pickled code.
+        OptionError: on `drafter.checkpoint`; it cannot be had, or not be read without running pickled code.
     """
     place = Path(path).expanduser()
     if not place.exists():
@@ -46,8 +46,8 @@ def _from_hub(path: str, revision: str | None) -> Path:
     except Exception as error:  # the hub's own errors, and those of whichever HTTP library it uses
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         remedy = (
-            f"is no folder or file here, and the hub did not give it ({reason}); check the spelling, the network "
-            f"and `hf auth login`, or train one: python run.py task=train drafter=… target=…"
+            f"is no folder or file here, and the hub did not give it ({reason}); check the spelling, the "
+            f"network and `hf auth login`, or train one: python run.py task=train drafter=… target=…"
         )
         raise OptionError("drafter.checkpoint", path, remedy) from error
 

@@ -12,31 +12,29 @@ from specdec.model import Model
 def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str:
     """Recipe, data and held-out acceptance as Markdown."""
     task, data, best = config.task, summary["data"], summary["best"]
+    vocab, share = summary["draft_vocab"] or target.vocab_size, summary["coverage"]
+    temperatures = ", ".join(map(str, data["temperatures"]))
+    cpu, versions = machine()["cpu"], machine()["versions"]
     facts = {
         "target": f"{target.name} ({target.provenance.get('source', target.name)})",
         "parameters trained": f"{summary['parameters']:,}",
-        "draft vocabulary": f"{summary['draft_vocab'] or target.vocab_size:,} tokens, {summary['coverage']:.1%} of the answers' tokens",
-        "data": f"{data['answer_tokens']:,} tokens in {data['answers']:,} answers of the target to {task.data.source} prompts, "
-        f"temperatures {', '.join(map(str, data['temperatures']))}, seed {config.seed}",
-        "training": f"{summary['steps']:,} steps, {summary['positions']:,} positions, {summary['minutes']:.0f} minutes, "
-        f"AdamW, learning rate {task.learning_rate} (warm-up {task.warmup} steps, then a cosine), "
-        f"cross-entropy to the target's law",
-        "machine": f"{machine()['cpu']}, torch {machine()['versions']['torch']}, commit {git_state()['commit']}",
+        "draft vocabulary": f"{vocab:,} tokens, which are {share:.1%} of the answers' tokens",
+        "data": f"{data['answer_tokens']:,} tokens in {data['answers']:,} answers of the target to "
+        f"{task.data.source} prompts, temperatures {temperatures}, seed {config.seed}",
+        "training": f"{summary['steps']:,} steps, {summary['positions']:,} positions, "
+        f"{summary['minutes']:.0f} minutes; AdamW, learning rate {task.learning_rate} (warm-up "
+        f"{task.warmup} steps, then a cosine), cross-entropy to the target's law",
+        "machine": f"{cpu}, torch {versions['torch']}, commit {git_state()['commit']}",
     }
     lines = [f"# {config.drafter.name} for {target.name}", ""]
     lines += [f"- **{name}**: {fact}" for name, fact in facts.items()]
-    lines += [
-        "",
-        "Held-out prompts of the evaluation's kind, answered greedily (the evaluation's own are not among them):",
-        "",
-    ]
+    lines += ["", "Held-out prompts of the evaluation's kind (none of its own), answered greedily:", ""]
     lines += ["| depth | positions | α = Σ min(p, q) | same argmax |", "| --- | --- | --- | --- |"]
     for depth, n in enumerate(best["depths"], start=1):
         lines.append(f"| {depth} | {n['positions']:,} | {n['alpha']:.3f} | {n['agreement']:.3f} |")
-    for nodes, tau in summary["tuned"].get("block_efficiency_by_nodes", {}).items():
-        lines.append(
-            f"{'' if nodes != '1' else chr(10)}- greedy tree of {nodes} nodes: {tau:.3f} tokens per target forward"
-        )
+    if by_nodes := summary["tuned"].get("block_efficiency_by_nodes"):
+        lines += ["", "| nodes of the greedy tree | tokens per target forward |", "| --- | --- |"]
+        lines += [f"| {nodes} | {tau:.3f} |" for nodes, tau in by_nodes.items()]
     command = f"python run.py task=train drafter={config.drafter.name} target={config.target.name}"
-    lines += ["", f"Made with `{command} task.steps={task.steps} task.data.tokens={task.data.tokens}`.", ""]
-    return "\n".join(lines)
+    options = f"task.steps={task.steps} task.data.tokens={task.data.tokens}"
+    return "\n".join([*lines, "", f"Made with `{command} {options}`.", ""])

@@ -92,7 +92,7 @@ def folder_of(options: Options, target: str) -> ShardFolder:
 def distil(
     options: Options, target: Model, folder: ShardFolder, seed: int, console: Console | None = None
 ) -> dict[str, Any]:
-    """Fill `folder` up to `options.tokens` answer tokens, going on where it stopped; the counts of all of it."""
+    """Fill `folder` up to `options.tokens` answer tokens, going on where it stopped; counts of all of it."""
     console = console or Console(stderr=True)
     source = _source(options, target, seed)
     folder.begin(provenance(options, target, seed))
@@ -209,7 +209,7 @@ def _asked(
 def _answers(
     options: Options, target: Model, batch: list[sources.Asked], shard: int, seed: int
 ) -> list[Answer]:
-    """What the target says to one batch. Temperatures take turns, so that each meets prompts of every length."""
+    """What the target says to one batch. Temperatures take turns; each meets prompts of every length."""
     turn = shard % options.round + shard // options.round
     temperature = options.temperatures[turn % len(options.temperatures)]
     config = EngineConfig(max_new_tokens=options.max_new_tokens, batch_size=len(batch))

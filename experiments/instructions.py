@@ -1,7 +1,7 @@
-"""Instructions of every domain, filled from templates; none shares eight words in a row with the evaluation's.
+"""Instructions of every domain from templates; none shares eight words in a row with the evaluation's.
 
-A template names slots in braces, as in `str.format`: `{city}` is any line of the list `city`, `{City}` the same
-with a capital, `{city1}` the same city wherever it stands in one prompt, `{number:2-99}` a whole number.
+A template names slots in braces, as in `str.format`: `{city}` is any line of the list `city`, `{City}` the
+same with a capital, `{city1}` one city wherever it stands in a prompt, `{number:2-99}` a whole number.
 """
 
 from __future__ import annotations

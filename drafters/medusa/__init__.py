@@ -1,1 +1,1 @@
-"""Medusa: extra heads on the target's last hidden state each guess one token further (Cai et al. 2401.10774)."""
+"""Medusa: heads on the target's last hidden state, each guessing one token ahead (2401.10774)."""

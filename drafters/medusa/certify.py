@@ -1,4 +1,4 @@
-"""What the certificate runs: every kind of sibling, a chain and trees, shared and own heads, a reduced vocabulary."""
+"""What the certificate runs: every kind of sibling, a chain and trees, a reduced vocabulary."""
 
 from drafters.medusa.config import Config
 from drafters.medusa.drafter import MedusaDrafter, random_heads

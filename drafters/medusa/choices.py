@@ -1,4 +1,4 @@
-"""Which tree to draft: paths of ranks, chosen greedily for the most accepted tokens per node (section 2.3.3)."""
+"""Which tree to draft: paths of ranks, chosen greedily for the most accepted tokens (section 2.3.3)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch import Tensor
 
 Path = tuple[int, ...]
 
-# Rates of a typical head, where none were measured: the top guess of head d is right with .5·.7^d, and the chance
-# falls with the rank r as (r+1)^-1.5.
+# Rates where none were measured: the top guess of head d is right with .5·.7^d, that of rank r is
+# (r+1)^-1.5 times as likely to be.
 TYPICAL = [[0.5 * 0.7**d * (r + 1) ** -1.5 for r in range(10)] for d in range(4)]
 
 
 def greedy_choices(rates: Sequence[Sequence[float]], nodes: int) -> list[Path]:
-    """The tree of `nodes` nodes with the largest expected accepted length, its nodes in the order of their worth.
+    """The tree of `nodes` nodes with the largest expected accepted length, best nodes first.
+
+    A node is worth the product of the rates along its path, so no child is worth more than its parent, and
+    taking the best next one is optimal.
 
     Arguments:
-        rates: `rates[d][r]` the probability that the guess of rank r of head d is right, given that those before
-            it on its path are. A node is worth the product along its path, so no child is worth more than its parent
-            and taking the best next one is optimal.
+        rates: `rates[d][r]` how likely the guess of rank r of head d is right if those above it are.
         nodes: how many.
     """
     heap = [(-rate, (r,)) for r, rate in enumerate(rates[0])]
@@ -55,7 +56,7 @@ def rank_rates(ranks: Tensor, count: int) -> list[list[float]]:
         count: ranks below this are looked at.
 
     Returns:
-        D lists of `count` shares; those of head d among the positions where all heads before it were below `count`.
+        D lists of `count` shares, of head d among the positions where all heads before ranked below `count`.
     """
     rates, alive = [], torch.ones(len(ranks), dtype=torch.bool)
     for d in range(ranks.shape[1]):

@@ -30,8 +30,8 @@ KINDS = {
 class MedusaDrafter(Drafter):
     """A tree of fixed shape: the node with path (r₁, …, r_d) holds the guess of rank r_d of head d.
 
-    With `siblings="top_k"` nothing is drawn. Else rank r stands for the r-th draw among siblings, and all nodes at
-    depth d are drawn from the law of head d, which depends on the context alone, not on the drafted tokens above.
+    With `siblings="top_k"` nothing is drawn. Else rank r stands for the r-th draw among siblings, and all
+    nodes at depth d are drawn from the law of head d, which depends on the context, not on the tokens above.
 
     Arguments:
         heads: trained for this target.
@@ -147,7 +147,7 @@ class TreeShape:
 
 
 def _certain_unless(alive: Tensor, law: Tensor) -> Tensor:
-    """`law` `[B, V]`, but a certainty in rows that are not `alive` `[B]`, so that drawing there decides nothing."""
+    """`law` `[B, V]`, but a certainty in rows that are not `alive` `[B]`, so that drawing decides nothing."""
     if bool(alive.all()):
         return law
     certain = torch.zeros_like(law)

@@ -1,7 +1,7 @@
 """Checkpoints of Medusa heads: three published layouts and ours, told apart by their keys.
 
 - original: `{h}.{l}.linear.{weight,bias}`, and head matrices `{h}.{L}.weight` after L residual blocks;
-- TGI ("v2"): the same without the matrices, the target's own being used; ours adds `root.weight`, `token_map`;
+- TGI ("v2"): the same without the matrices, the target's being used; ours adds `root.weight`, `token_map`;
 - vLLM: `blocks.{h}.layers.{l}.{weight,bias}`, `lm_heads.{h}.weight` or one `lm_head.weight`, `token_map`.
 """
 
@@ -74,7 +74,7 @@ def our_name(path: str, published: str) -> str:
 
 
 def read_spec(path: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadsSpec:
-    """The heads' shape, counted from the tensors (published configurations are known to be wrong about it)."""
+    """The heads' shape, counted from the tensors (published configurations have been wrong about it)."""
     places = [m for name in tensors if (m := re.fullmatch(r"blocks\.(\d+)\.(\d+)\.linear\.weight", name))]
     if not places:
         raise OptionError("drafter.checkpoint", path, "holds no residual blocks of Medusa heads.")

@@ -16,7 +16,7 @@ class HeadsSpec:
     """What the heads look like; `config.json` of a checkpoint of ours.
 
     Arguments:
-        heads: D, tokens guessed ahead; head d guesses the token d+1 places after the last committed one (d = 0, …).
+        heads: D, tokens guessed ahead; head d guesses the token d+1 places after the root (d = 0, …).
         resblocks: residual blocks per head.
         own_head: vocabulary matrices of their own.
         sees_root: the last committed token enters, too.
@@ -52,7 +52,7 @@ class MedusaHeads(nn.Module):
     Arguments:
         spec: their shape.
         target: whose matrices they share (never trained, never saved).
-        token_map: `[Vd]` int64, the target's id of every token of the draft vocabulary; `None` = all, in order.
+        token_map: `[Vd]` int64, the target's ids of the draft vocabulary; `None` = all, in order.
         bias: whether the residual blocks have one.
     """
 
@@ -117,7 +117,7 @@ class MedusaHeads(nn.Module):
         return F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
 
     def to_target(self, logits: Tensor, vocab: int) -> Tensor:
-        """Logits `[..., Vd]` over the target's vocabulary `[..., V]`; what the heads cannot guess gets −inf."""
+        """Logits `[..., Vd]` over the target's vocabulary `[..., V]`; what cannot be guessed gets −inf."""
         if self.token_map is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], vocab), -torch.inf)

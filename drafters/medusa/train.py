@@ -46,7 +46,7 @@ class MedusaTraining(Trainable):
         """
         states, tokens = batch.features[Model.FINAL], batch.tokens
         answered = batch.answer_mask
-        guessable = answered[:, 1:-1] & answered[:, 2:]  # [B, T−2]: root and first guess belong to the answer
+        guessable = answered[:, 1:-1] & answered[:, 2:]  # [B, T−2]: root, first guess
         row, t = guessable.nonzero(as_tuple=True)
         x = self.module.enter(states[row, t].float(), tokens[row, t + 1])  # [P, H]
         end = batch.lengths[row]

@@ -1,4 +1,4 @@
-"""The training loop of every drafter: any device, precision and number of processes (accelerate), resumable."""
+"""The training loop of every drafter, resumable; device, precision and processes are accelerate's."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Loop:
         return [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
 
     def _loss(self, batch: Batch, sums: list[float], counts: list[int]) -> Tensor:
-        """Σ over depths of discount^d × mean cross-entropy to the target's law; adds to the sums by depth."""
+        """Σ over depths of discount^d × mean cross-entropy to the target's law; counts by depth."""
         total, weight = torch.zeros((), device=batch.tokens.device), 1.0
         for depth, prediction in enumerate(self.trainable.predictions(batch)):
             if depth == len(sums):

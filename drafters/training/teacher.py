@@ -1,4 +1,4 @@
-"""The frozen target as a teacher: its hidden states, kept on disk where wanted, and the laws they stand for."""
+"""The frozen target as a teacher: its hidden states, kept on disk where wanted, and their laws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Teacher:
     Arguments:
         target: frozen.
         layers: whose outputs are wanted, as in `Model.features`; the final one always is.
-        whole: hidden states of prompts are wanted, too. Else each sequence begins one token before its answer.
+        whole: those of prompts are wanted, too. Else each sequence begins one token before its answer.
         token_map: `[Vd]` the draft vocabulary; `None` = all.
     """
 
@@ -67,7 +67,7 @@ class Teacher:
 
         Arguments:
             final: `[..., H]` final hidden states.
-            support: "draft" gives `[..., Vd]`, the probabilities of the draft vocabulary, which sum to at most 1.
+            support: "draft" for those of the draft vocabulary, `[..., Vd]`, at most 1 in sum; or "all".
         """
         weight, bias = self._full
         logits = F.linear(final.to(weight.dtype), weight, bias).float()
@@ -97,7 +97,7 @@ def collate(answers: Sequence[Answer], features: Sequence[dict[int, Tensor]]) ->
 
 
 class FeatureStore:
-    """Answers with a teacher's hidden states, computed once and kept on disk, or computed whenever they are read.
+    """Answers with a teacher's hidden states, computed once and kept on disk, or whenever they are read.
 
     Arguments:
         teacher: computes what is not there.

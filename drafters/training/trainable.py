@@ -56,7 +56,7 @@ class Trainable(ABC):
         """Settle what is not trained by gradients, e.g. the tree.
 
         Arguments:
-            ranks: `[P, D]` the rank each depth gave to the token that came, at held-out positions of greedy answers.
+            ranks: `[P, D]` the rank each depth gave to the token that came, in held-out greedy answers.
 
         Returns:
             What to report of it.

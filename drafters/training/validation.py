@@ -61,7 +61,7 @@ class Validation:
 
 @torch.no_grad()
 def validate(trainable: Trainable, teacher: Teacher, batches: Iterable[Batch]) -> Validation:
-    """α = Σ min(p, q) at temperature 1 (q is 0 outside the draft vocabulary) and agreement, depth by depth."""
+    """α = Σ min(p, q) at temperature 1 (q = 0 outside the draft vocabulary) and agreement, by depth."""
     result, ranks = Validation(), []
     trainable.module.eval()
     for batch in batches:
