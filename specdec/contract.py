@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.drafter import Draw, Drafter
+from specdec.drafter import Drafter, Draw
 from specdec.errors import ContractViolation
 from specdec.proposal import Kind, Proposal
 from specdec.rng import PhiloxSource
@@ -21,7 +21,9 @@ class _Recorder(Draw):
 
     def __call__(self, q: Tensor, depth: int, node: int) -> Tensor:
         token = super().__call__(q, depth, node)
-        self.drawn[node] = (q.clone(), token)
+        laws, tokens = (q, token) if q.dim() == 3 else (q[:, None], token[:, None])
+        for k in range(laws.shape[1]):
+            self.drawn[node + k] = (laws[:, k].clone(), tokens[:, k])
         return token
 
 

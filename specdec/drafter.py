@@ -26,7 +26,10 @@ class Draw:
         self.draws, self.coupled = draws, coupled
 
     def __call__(self, q: Tensor, depth: int, node: int) -> Tensor:
-        """Draw node number `node`, at tree depth `depth` (1 = first drafted token), from `q` `[B, V]` → `[B]`."""
+        """Draw node number `node`, at tree depth `depth` (1 = first drafted token), from `q` `[B, V]` → `[B]`.
+
+        K nodes of one depth, numbered from `node` on, are drawn at once from `q` `[B, K, V]` → `[B, K]`.
+        """
         return (
             self.draws.race(q, depth - 1) if self.coupled else self.draws.categorical(q, Purpose.DRAFT, node)
         )

@@ -94,7 +94,10 @@ class Draws(Protocol):
         ...
 
     def categorical(self, probs: Tensor, purpose: int | Tensor, index: int = 0) -> Tensor:
-        """Token `[B]` drawn from weights `probs` `[B, V]`; `purpose` may differ per row (`[B]` int64)."""
+        """Token `[B]` drawn from weights `probs` `[B, V]`; `purpose` may differ per row (`[B]` int64).
+
+        From `[B, K, V]`, tokens `[B, K]`: K decisions with consecutive indices from `index`.
+        """
         ...
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
@@ -159,13 +162,17 @@ class PhiloxDraws:
         return u.view_as(probability) < probability  # strict: probability 0 never, 1 always
 
     def categorical(self, probs: Tensor, purpose: int | Tensor, index: int = 0) -> Tensor:
-        return inverse_cdf(probs, self.uniform(purpose, index)[:, 0].to(probs.device))
+        count = 1 if probs.dim() == 2 else probs.shape[1]
+        u = self.uniform(purpose, index, count).to(probs.device)
+        return inverse_cdf(probs, u.view(probs.shape[:-1]))
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
         vocab = probs.shape[-1]
         if (depth, vocab) not in self._noise:
             self._noise[depth, vocab] = self._exponential(depth, vocab, probs.device)
-        return (self._noise[depth, vocab] / probs.double()).masked_fill_(probs <= 0, torch.inf).argmin(-1)
+        noise = self._noise[depth, vocab]
+        noise = noise if probs.dim() == 2 else noise[:, None]
+        return (noise / probs.double()).masked_fill_(probs <= 0, torch.inf).argmin(-1)
 
     def select(self, rows: Tensor) -> PhiloxDraws:
         rows = rows.to(self.sequence.device)

@@ -58,6 +58,14 @@ def test_bernoulli_matrix_is_independent_decisions_and_certainties_are_none():
     assert sum(runs) == 4  # every branch ran once
 
 
+def test_several_nodes_at_once_are_independent_decisions():
+    coins = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    law = enumerate_law(
+        lambda source, seq: at_zero(source, seq).categorical(coins.expand(len(seq), -1, -1), Purpose.DRAFT)
+    )
+    assert law == {(0, 0): 0.125, (0, 1): 0.125, (1, 0): 0.375, (1, 1): 0.375}
+
+
 def test_weights_are_scaled_to_laws():
     law = enumerate_law(
         lambda source, seq: at_zero(source, seq).categorical(

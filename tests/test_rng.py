@@ -55,6 +55,16 @@ def test_batch_independence_and_select():
         assert torch.equal(d.uniform(Purpose.ACCEPT, 0, 4)[i], alone.uniform(Purpose.ACCEPT, 0, 4)[0])
 
 
+@pytest.mark.parametrize("rows", [3, 40])  # few: Python integers; many: tensors
+def test_several_nodes_at_once_are_the_nodes_one_by_one(rows):
+    probs = torch.rand(rows, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    draws = PhiloxSource(5).at(torch.arange(rows), torch.arange(rows) + 9)
+    one_by_one = [draws.categorical(probs[:, k], Purpose.DRAFT, 11 + k) for k in range(4)]
+    assert torch.equal(draws.categorical(probs, Purpose.DRAFT, 11), torch.stack(one_by_one, 1))
+    raced = torch.stack([draws.race(probs[:, k], 2) for k in range(4)], 1)
+    assert torch.equal(draws.race(probs, 2), raced)
+
+
 def test_no_number_serves_two_decisions():
     """Over purposes, indices, sequences, positions, seeds: 53-bit numbers all distinct.
 

@@ -94,7 +94,10 @@ class EnumerationDraws:
         return taken.view(probability.shape).to(probability.device)
 
     def categorical(self, probs: Tensor, purpose: int | Tensor, index: int = 0) -> Tensor:
-        return self.source.decide(self.sequence, probs.detach().double().cpu()).to(probs.device)
+        laws = probs.detach().double().cpu()
+        if probs.dim() == 2:
+            return self.source.decide(self.sequence, laws).to(probs.device)
+        return torch.stack([self.source.decide(self.sequence, law) for law in laws.unbind(1)], 1).to(probs.device)
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
         raise EnumerationError(
