@@ -1,0 +1,62 @@
+"""Options of `drafter=eagle`."""
+
+from dataclasses import dataclass, field
+
+from drafters.eagle.shape import check_paths
+from specdec.config import at_least, suggest
+from specdec.errors import OptionError
+
+MODES = ("dynamic", "static", "chain")
+SIBLINGS = ("top_k", "with_replacement", "without_replacement")
+WEIGHTS = ("pretrained", "random")
+
+
+@dataclass
+class Config:
+    name: str = "eagle"
+    checkpoint: str | None = (
+        None  # folder or hub id, any published layout or ours; null = shipped for the target
+    )
+    revision: str | None = None
+    weights: str = "pretrained"  # pretrained | random (for timing and tests)
+    mode: str = "dynamic"  # dynamic (EAGLE-2) | static (one shape for all contexts) | chain
+    siblings: str = "top_k"  # top_k (nothing drawn) | with_replacement | without_replacement (static, chain)
+    depth: int = 4  # tokens from the root to the deepest node
+    top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
+    nodes: int = 24  # nodes that the target verifies
+    tree: list[list[int]] = field(
+        default_factory=list
+    )  # static: paths of ranks, e.g. [[0],[1],[0,0]]; [] = built in
+    ngram: bool = False  # add a branch with what followed the last words the last time they occurred
+    ngram_gamma: int = 8  # its length at most
+    ngram_min: int = 2  # words that must match at least
+    generation: int = 3  # of weights made here: 1 (also EAGLE-2's) | 3
+    layers: int = 1  # of weights made here
+    draft_vocab: int | None = None  # of weights made here: tokens that can be drafted; null = all
+
+    def __post_init__(self) -> None:
+        for name, choices in {"mode": MODES, "siblings": SIBLINGS, "weights": WEIGHTS}.items():
+            if getattr(self, name) not in choices:
+                raise OptionError(
+                    f"drafter.{name}", getattr(self, name), suggest(getattr(self, name), choices)
+                )
+        if self.generation not in (1, 3):
+            raise OptionError(
+                "drafter.generation", self.generation, "is 1 (EAGLE and EAGLE-2) or 3 (EAGLE-3)."
+            )
+        at_least(
+            "drafter", self, depth=1, top_k=1, nodes=1, ngram_gamma=1, ngram_min=1, layers=1, draft_vocab=1
+        )
+        if self.siblings != "top_k" and self.mode == "dynamic":
+            remedy = (
+                "would be biased: a dynamic tree drops tokens after drawing them; use drafter.mode=static."
+            )
+            raise OptionError("drafter.siblings", self.siblings, remedy)
+        if self.siblings != "top_k" and self.ngram:
+            raise OptionError(
+                "drafter.ngram", True, "a copied branch is not drawn; use drafter.siblings=top_k."
+            )
+        if self.tree and self.mode != "static":
+            raise OptionError("drafter.tree", self.tree, f"is for drafter.mode=static, not {self.mode}.")
+        if problem := check_paths(self.tree, drawn=self.siblings != "top_k"):
+            raise OptionError("drafter.tree", self.tree, problem)

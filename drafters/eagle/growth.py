@@ -1,0 +1,136 @@
+"""The drafter's memory: true entries of what is committed, and behind them those of a draft as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafters.eagle.model import EagleModel
+from specdec.cache import SlotCache
+from specdec.distribution import Prefix
+from specdec.sequences import Sequences
+from specdec.tree import Tree
+
+CHUNK = 512  # prompt entries per forward
+
+
+class Memory:
+    """Keys and values of the entries of each row; entry i lies in slot i and at position i.
+
+    Arguments:
+        model: the attached network.
+        batch: B.
+        capacity: slots per row.
+    """
+
+    def __init__(self, model: EagleModel, batch: int, capacity: int, device: torch.device):
+        self.model = model
+        self.cache = SlotCache(model.architecture.layers, batch, capacity, device)
+        self.cos, self.sin = model.rope(capacity)
+        self.slots = torch.arange(capacity, device=device)
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor, features: Sequence[Tensor], count: Tensor, longest: int) -> Tensor:
+        """Append true entries.
+
+        Arguments:
+            tokens: `[B, T]` int64. features: `[B, T, H_t]` each. count: `[B]`, how many of T each row has.
+            longest: entries of the longest row afterwards.
+
+        Returns:
+            `[B, 1, H]`: each row's state after its last entry.
+        """
+        base, cache, last = self.cache.lengths, self.cache, count[:, None, None] - 1
+        state = None
+        for start in range(0, tokens.shape[1], CHUNK):
+            piece = slice(start, start + CHUNK)
+            states = self.model.states([f[:, piece] for f in features])
+            positions = cache.lengths[:, None] + self.slots[: states.shape[1]]  # [B, T]
+            used = cache.longest + states.shape[1]
+            hidden = torch.zeros(*positions.shape, used, dtype=states.dtype, device=states.device)
+            hidden.masked_fill_(self.slots[:used] > positions[..., None], torch.finfo(states.dtype).min)
+            after = self.forward(tokens[:, piece], states, positions, hidden[:, None])
+            at = (last - start).clamp(0, after.shape[1] - 1).expand(-1, 1, after.shape[2])
+            found = after.gather(1, at)
+            state = found if state is None else torch.where(last >= start, found, state)
+        cache.lengths = base + count
+        cache.settle(longest)
+        assert state is not None
+        return state
+
+    def forward(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Write entries `[B, T]` behind the last ones; `[B, T, H]` the states after them."""
+        cache = self.cache
+        cache.begin(tokens.shape[1])
+        after = self.model(tokens, states, (self.cos[positions], self.sin[positions]), mask, cache)
+        cache.lengths = cache.lengths + tokens.shape[1]
+        cache.longest += tokens.shape[1]
+        return after
+
+
+class Growth:
+    """One draft, level by level; a level's nodes see the true entries, their ancestors and themselves.
+
+    Arguments:
+        memory: with true entries up to the root's.
+        root: `[B, 1, H]` the state after the last of them.
+        sequences: what the draft hangs off.
+        width: drafted entries there may be.
+    """
+
+    def __init__(self, memory: Memory, root: Tensor, sequences: Sequences, width: int):
+        self.memory, self.sequences, self.states = memory, sequences, root
+        cache = memory.cache
+        self.base, self.longest = cache.lengths, cache.longest
+        self.depth = self.size = 0
+        self.tokens = sequences.tokens[:, :0]  # [B, S] of the entries drafted so far
+        self.trail: Tensor | None = None  # [B, P, depth] the drafted entries each node sees
+        drafted = memory.slots[: self.longest + width] >= self.base[:, None]
+        self.committed = torch.zeros(drafted.shape, dtype=root.dtype, device=root.device)
+        self.committed = self.committed.masked_fill_(drafted, torch.finfo(root.dtype).min)[:, None]
+        self._committed_tokens: Prefix | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """`[B, P, V_d]` after each node of the last level (at first: after the root)."""
+        return self.memory.model.logits(self.states)
+
+    @torch.inference_mode()
+    def grow(self, tokens: Tensor, parent: Tensor) -> None:
+        """Read a level: `tokens` `[B, P]`, whose parents stand at `parent` `[B, P]` in the level before."""
+        batch, count = tokens.shape
+        index = parent[..., None]
+        own = (self.memory.slots[:count] + self.size)[None, :, None].expand(batch, -1, 1)
+        if self.trail is None:
+            self.trail = own
+        else:
+            above = self.trail.gather(1, index.expand(-1, -1, self.depth))
+            self.trail = torch.cat([above, own], 2)
+        states = self.states.gather(1, index.expand(-1, -1, self.states.shape[2]))
+        positions = (self.base + self.depth)[:, None].expand(-1, count)
+        used = self.longest + self.size + count
+        mask = self.committed[:, :, :used].repeat(1, count, 1)
+        mask.scatter_(2, self.base[:, None, None] + self.trail, 0.0)
+        self.states = self.memory.forward(tokens, states, positions, mask[:, None])
+        self.tokens = torch.cat([self.tokens, tokens], 1)
+        self.depth, self.size = self.depth + 1, self.size + count
+
+    def prefix(self) -> Prefix:
+        """What stands before the children of each node of the last level."""
+        if self._committed_tokens is None:
+            nothing = self.sequences.tokens[:, :0]
+            self._committed_tokens = self.sequences.prefix(Tree.chain(0, nothing.device), nothing)
+        root = self._committed_tokens
+        if self.trail is None:
+            return root
+        batch, count, depth = self.trail.shape
+        path = self.tokens.gather(1, self.trail.flatten(1)).view(batch, count, depth)
+        tokens = torch.cat([root.tokens.expand(-1, count, -1), path], 2)
+        return Prefix(tokens, root.length.expand(-1, count) + depth, root.prompt_length)
+
+    def close(self) -> None:
+        """Forget the drafted entries: the next forward overwrites them."""
+        self.memory.cache.lengths = self.base
+        self.memory.cache.settle(self.longest)

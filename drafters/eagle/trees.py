@@ -1,0 +1,194 @@
+"""The draft trees: EAGLE-2's dynamic one, and those of a fixed shape, ranked or drawn. No loop over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafters.eagle.growth import Growth
+from drafters.eagle.laws import Laws
+from drafters.eagle.shape import Level
+from specdec.drafter import Draw
+from specdec.proposal import Kind, Proposal
+from specdec.tree import Tree
+
+
+def dynamic_tree(growth: Growth, laws: Laws, depth: int, top_k: int, nodes: int, room: Tensor) -> Proposal:
+    """EAGLE-2 (2406.16858, sections 4.1 and 4.2): expand by confidence, then keep the most confident nodes.
+
+    A node's score is the product of the draft probabilities down to it. On each level the `top_k` best nodes
+    get `top_k` children each; of all nodes the `nodes` best stay, each with its parent, as no child scores
+    higher. All of it is a function of the context alone.
+
+    Arguments:
+        depth: levels.
+        room: `[B]` no node of a row is deeper, so that its tree is the same whoever shares its batch.
+    """
+    tokens, scores, parents = [], [], []
+    number, score = None, None  # [B, k] of the nodes to expand; at first the root alone
+    first = 0
+    for level in range(depth):
+        x, probability = laws.best(growth, top_k)  # [B, P, k]
+        children = x.shape[2]
+        gain = probability.log()
+        gain = gain if score is None else score[..., None] + gain
+        mother = torch.full_like(x, -1) if number is None else number[..., None].expand_as(x)
+        x, gain, mother = x.flatten(1), gain.flatten(1), mother.flatten(1)
+        tokens.append(x)
+        parents.append(mother)
+        scores.append(gain.masked_fill((level >= room)[:, None], -torch.inf))
+        if level + 1 < depth:
+            score, place = gain.topk(min(top_k, gain.shape[1]), -1)
+            growth.grow(x.gather(1, place), place // children)
+            number = first + place
+        first += x.shape[1]
+    x, score, mother = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
+    # a stable sort puts a parent before a child of equal score; rising numbers put it before its children
+    chosen = score.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
+    at = torch.arange(chosen.shape[1], device=x.device).expand_as(chosen)
+    place = torch.full_like(x, -1).scatter_(1, chosen, at)  # new number of every node
+    mother = mother.gather(1, chosen)
+    mother = torch.where(mother < 0, -1, place.gather(1, mother.clamp(min=0)))
+    x, valid = x.gather(1, chosen), score.gather(1, chosen) > -torch.inf
+    return Proposal(x, Tree(mother), Kind.DETERMINISTIC, valid=valid)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One level of a fixed shape, on the device (see `Level`).
+
+    Arguments:
+        parent, rank, expanded: as in `Level`.
+        width: most children of a node. counts: how many parents have more than s children, for s = 0, 1, …
+        keep: for s = 1, 2, …, which of the parents with more than s−1 children have more than s.
+    """
+
+    first: int
+    parent: Tensor
+    rank: Tensor
+    expanded: Tensor
+    counts: tuple[int, ...]
+    keep: tuple[Tensor, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.counts)
+
+
+class FixedShape:
+    """A static tree on a device.
+
+    Arguments:
+        levels: from `levels_of`.
+    """
+
+    def __init__(self, levels: Sequence[Level], device: torch.device):
+        def tensor(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self.steps, self.trees = [], []
+        parents: list[int] = []
+        for level in levels:
+            parents += level.parents
+            ranks = range(max(level.rank) + 1)
+            having = [[p for p, r in zip(level.parent, level.rank, strict=True) if r == s] for s in ranks]
+            keep = [
+                [elder.index(p) for p in younger] for elder, younger in zip(having, having[1:], strict=False)
+            ]
+            self.steps.append(
+                Step(
+                    level.first,
+                    tensor(level.parent),
+                    tensor(level.rank),
+                    tensor(level.expanded),
+                    tuple(map(len, having)),
+                    tuple(map(tensor, keep)),
+                )
+            )
+            self.trees.append(Tree(tensor(parents)))
+        self.drafted = sum(len(level.expanded) for level in levels)
+
+
+def fixed_tree(growth: Growth, laws: Laws, shape: FixedShape, depth: int, kind: Kind, draw: Draw) -> Proposal:
+    """A tree of a given shape: each node's best tokens in their order, or tokens drawn from its law."""
+    tokens, exists, declared = [], [], []
+    alive = torch.ones_like(growth.sequences.root, dtype=torch.bool)  # [B, P] the expanded nodes that exist
+    for level, step in enumerate(shape.steps[:depth]):
+        if kind is Kind.DETERMINISTIC:
+            best, probability = laws.best(growth, step.width)
+            x = best[:, step.parent, step.rank]
+            there = (probability[:, step.parent, step.rank] > 0) & alive[:, step.parent]
+        else:
+            q = laws.full(growth)
+            x, there = siblings(q, alive, step, kind, draw, level + 1)
+            declared.append(q[:, step.parent])
+        tokens.append(x)
+        exists.append(there)
+        if level + 1 < min(depth, len(shape.steps)):
+            alive = there[:, step.expanded]
+            growth.grow(x[:, step.expanded], step.parent[step.expanded].expand_as(alive))
+    tree = shape.trees[min(depth, len(shape.steps)) - 1]
+    q = torch.cat(declared, 1) if declared else None
+    return Proposal(torch.cat(tokens, 1), tree, kind, q, torch.cat(exists, 1))
+
+
+def siblings(
+    q: Tensor, alive: Tensor, step: Step, kind: Kind, draw: Draw, depth: int
+) -> tuple[Tensor, Tensor]:
+    """Draw one level: the eldest child of every node, then the second ones, and so on.
+
+    Arguments:
+        q: `[B, P, V]` the expanded nodes' laws. alive: `[B, P]` which of them exist.
+
+    Returns:
+        tokens `[B, W]` and which exist `[B, W]`: distinct siblings run out with the support of q.
+    """
+    law, going = q, alive
+    certain = torch.zeros_like(q[:, :1])
+    certain[..., 0] = 1.0
+    tokens, exists, first = [], [], step.first
+    for s, count in enumerate(step.counts):
+        if s:
+            law, going = law[:, step.keep[s - 1]], going[:, step.keep[s - 1]]
+        # where no node is wanted the draw is a certainty, so that it decides nothing
+        x = draw(torch.where(going[..., None], law, certain), depth, first)  # [B, count]
+        tokens.append(x)
+        exists.append(going)
+        first += count
+        if kind is not Kind.WITH_REPLACEMENT and s + 1 < step.width:
+            law = law.scatter(2, x[..., None], 0.0)
+            mass = law.sum(2, keepdim=True)
+            going, law = going & (mass[..., 0] > 0), law / torch.where(mass > 0, mass, 1.0)
+    return torch.cat(tokens, 1), torch.cat(exists, 1)
+
+
+def with_branch(proposal: Proposal, branch: Tensor, length: Tensor, first: int) -> Proposal:
+    """Graft a chain onto a deterministic tree; where it runs along the tree, the tree's nodes are used.
+
+    Arguments:
+        branch: `[B, γ]` int64. length: `[B]`, how many of them each row has.
+        first: number of the first grafted node, at least N: the same in every step, whoever shares the batch.
+    """
+    tokens, mask = proposal.tokens, proposal.mask
+    parents = torch.atleast_2d(proposal.tree.parents).expand_as(tokens)
+    if lacking := first - proposal.size:
+        tokens, mask = (torch.nn.functional.pad(t, (0, lacking)) for t in (tokens, mask))
+        parents = torch.nn.functional.pad(parents, (0, lacking), value=-1)
+    here = torch.full_like(length, -1)  # the node that the branch has come to
+    extra, hangs, there = [], [], []
+    for i in range(branch.shape[1]):
+        x = branch[:, i]
+        same = (parents == here[:, None]) & (tokens == x[:, None]) & mask
+        found = same.any(1)
+        extra.append(x)
+        hangs.append(here)
+        there.append((i < length) & ~found)
+        here = torch.where(found, same.to(torch.uint8).argmax(1), first + i)
+    grown = torch.cat([parents, torch.stack(hangs, 1)], 1)
+    valid = torch.cat([mask, torch.stack(there, 1)], 1)
+    return Proposal(
+        torch.cat([tokens, torch.stack(extra, 1)], 1), Tree(grown), Kind.DETERMINISTIC, valid=valid
+    )
