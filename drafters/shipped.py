@@ -15,22 +15,25 @@ def folder(drafter: str, target: str) -> Path:
     return PRETRAINED / target / drafter
 
 
-def checkpoint(drafter: str, target: Model) -> str:
+def checkpoint(drafter: str, target: Model, option: str = "drafter.checkpoint", otherwise: str = "") -> str:
     """The shipped checkpoint.
+
+    Arguments:
+        option: the user's option that would name a checkpoint.
+        otherwise: what else the user can do.
 
     Raises:
         OptionError: none is shipped for this target, or this target's weights are random; says what to do.
     """
     place = folder(drafter, target.name)
-    is_random = target.provenance.get("weights") == "random"
-    if place.is_dir() and not is_random:
+    random = target.provenance.get("weights") == "random"
+    if place.is_dir() and not random:
         return str(place)
-    weights = " target.weights=random" if is_random or not target.name.startswith("smollm2") else ""
-    remedy = (
-        f"no {drafter} weights are shipped for target={target.name}"
-        f"{' with random weights' if is_random else ''}; "
-        f"train them (python run.py task=train drafter={drafter} target={target.name}), "
-        f"give drafter.checkpoint=<folder, file or hub id>, or, for timing only, "
-        f"use drafter.weights=random{weights}."
+    otherwise = otherwise or (
+        f"give {option}=<folder, file or hub id>, or, for timing only, "
+        f"drafter.weights=random target.weights=random;"
     )
-    raise OptionError("drafter.checkpoint", "null", remedy)
+    kind = " with random weights" if random else ""
+    command = f"python run.py task=train drafter={drafter} target={target.name}"
+    none = f"no {drafter} weights are shipped for target={target.name}{kind}"
+    raise OptionError(option, "null", f"{none}; {otherwise} or train one: {command}")

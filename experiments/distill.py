@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from experiments.memory import keep_freed_memory
 from experiments.store import Run
 from specdec import verify
 from specdec.checkpoints import cache_directory
-from specdec.config import Config, EngineConfig, at_least, suggest
+from specdec.config import Config, EngineConfig, TargetConfig, at_least, suggest
 from specdec.engine import Engine
 from specdec.errors import OptionError
 from specdec.model import Model
@@ -73,7 +74,7 @@ def run(config: Config, run_dir: Path) -> None:
         torch.set_num_threads(config.engine.threads)
     keep_freed_memory()
     target = Model.load(config.target)
-    folder = folder_of(options, config.target.name)
+    folder = folder_of(options, config.target)
     store = Run(run_dir, config, target=target.provenance, folder=str(folder.path))
     summary = distil(options, target, folder, config.seed)
     store.finish(summary)
@@ -81,12 +82,17 @@ def run(config: Config, run_dir: Path) -> None:
     print(folder.path)
 
 
-def folder_of(options: Options, target: str) -> ShardFolder:
+def label(target: TargetConfig) -> str:
+    """What a target's folders are called."""
+    return Path(target.path).name if target.name == "hf" and target.path else target.name
+
+
+def folder_of(options: Options, target: TargetConfig) -> ShardFolder:
     """Where the answers lie."""
     if options.folder:
         return ShardFolder(Path(options.folder).expanduser())
     suffix = "" if options.source == "templates" else f"-{options.source}-{Path(options.path or '').stem}"
-    return ShardFolder(cache_directory() / "distilled" / f"{target}{suffix}")
+    return ShardFolder(cache_directory() / "distilled" / f"{label(target)}{suffix}")
 
 
 def distil(
@@ -127,7 +133,6 @@ def provenance(options: Options, target: Model, seed: int) -> dict[str, Any]:
     known = ("name", "source", "weights", "commit", "seed", "dtype")
     settings = (
         "source",
-        "path",
         "temperatures",
         "max_new_tokens",
         "prompt_tokens",
@@ -136,10 +141,21 @@ def provenance(options: Options, target: Model, seed: int) -> dict[str, Any]:
         "round",
     )
     return {
-        "target": {k: target.provenance[k] for k in known if k in target.provenance},
+        "target": {
+            **{k: target.provenance[k] for k in known if k in target.provenance},
+            "layers": target.config.num_hidden_layers,
+            "vocab_size": target.vocab_size,
+        },
         "seed": seed,
+        "content": _digest(options.path),
         **{name: getattr(options, name) for name in settings},
     }
+
+
+def _digest(path: str | None) -> str | None:
+    """The SHA-256 of the user's file."""
+    file = Path(path).expanduser() if path else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
 
 
 def _source(options: Options, target: Model, seed: int) -> sources.Source:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from drafters.training.trainable import Trainable
 from drafters.training.vocabulary import coverage, most_frequent
 from experiments import distill
 from experiments.card import training_card
+from experiments.comparison import comparison, comparison_table
 from experiments.curves import learning_curves
 from experiments.memory import keep_freed_memory
 from experiments.store import Run
-from specdec.checkpoints import cache_directory, resolve_device
+from specdec.checkpoints import resolve_device
 from specdec.checkpoints.devices import cpu_multiplies_bfloat16
 from specdec.config import Config, at_least, suggest
 from specdec.errors import OptionError
@@ -49,12 +51,15 @@ class Options:
     patience: int = 8  # validations without progress before stopping
     precision: str = "auto"  # auto | no | bf16 (mixed)
     cache_features: bool = True  # keep the target's hidden states on disk
+    compare: list[int] = field(default_factory=list)  # drafter=small: also try so many layers, briefly
+    compare_steps: int = 200  # optimizer steps of each
     output: str | None = None  # where the checkpoint goes; null = <run directory>/checkpoint
 
     def __post_init__(self) -> None:
         at_least(
             "task",
             self,
+            compare_steps=1,
             steps=1,
             batch_positions=1,
             micro_positions=1,
@@ -70,6 +75,16 @@ class Options:
             raise OptionError("task.draft_vocab", self.draft_vocab, "must be a number of tokens, or full.")
 
 
+@dataclass(frozen=True)
+class Distilled:
+    """What there is to learn from and to validate on, counts of the former, and their folders."""
+
+    answers: list[Answer]
+    held_out: list[Answer]
+    counts: dict[str, Any]
+    folders: tuple[Path, Path]
+
+
 def run(config: Config, run_dir: Path) -> None:
     """Distil, train, tune, save; checkpoint, curves and summary in `run_dir`."""
     options: Options = config.task
@@ -83,26 +98,39 @@ def run(config: Config, run_dir: Path) -> None:
     if accelerator.num_processes > 1:
         config.target.device = str(accelerator.device)
     console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
     target = Model.load(config.target)
     store = Run(run_dir, config, target=target.provenance)
     with accelerator.main_process_first():
-        answers, held_out, data = _data(options, target, config, console)
-    token_map = _token_map(options, answers, target)
-    trainable: Trainable = builder(config.drafter, target, token_map)
-    teacher = Teacher(target, trainable.layers, trainable.whole, trainable.token_map)
+        data = distilled(options, target, config, console)
+    token_map = _token_map(options, data.answers, target)
+    trainable: Trainable = builder(config.drafter, target, token_map, data.answers)
+    teacher = Teacher(target, trainable.layers, trainable.prompts, trainable.token_map)
     with accelerator.main_process_first():
-        learn, check = _features(options, teacher, answers, held_out, target, console)
-    loop = Loop(
-        trainable, teacher, learn, check, _schedule(options, config.seed), run_dir, accelerator, console.print
-    )
+        learn, check = _features(options, teacher, data, console)
+
+    def loop_for(some: Trainable, steps: int, folder: Path) -> Loop:
+        schedule = _schedule(options, config.seed, steps)
+        return Loop(some, teacher, learn, check, schedule, folder, accelerator, say)
+
+    compared = []
+    for layers in options.compare:
+        say(f"comparing: {layers} layers")
+        other = builder(replace(config.drafter, layers=layers), target, token_map, data.answers)
+        tried = loop_for(other, options.compare_steps, run_dir / f"compare-{layers}").run()
+        compared.append(comparison(layers, other, tried))
+    loop = loop_for(trainable, options.steps, run_dir)
     history = loop.run()
     tuned = trainable.adapt(loop.held_out_validation().ranks)
     if not accelerator.is_main_process:
         return
     summary = {
-        "data": data,
+        "data": data.counts | {"folder": str(data.folders[0])},
         "draft_vocab": None if trainable.token_map is None else len(trainable.token_map),
-        "coverage": coverage(answers, trainable.token_map, target.vocab_size),
+        "coverage": coverage(data.answers, trainable.token_map, target.vocab_size),
         "steps": history.step,
         "positions": history.positions,
         "minutes": history.seconds / 60,
@@ -110,18 +138,24 @@ def run(config: Config, run_dir: Path) -> None:
         "best": next(v for v in history.validations if v["step"] == history.best_step),
         "validations": history.validations,
         "tuned": tuned,
+        "relative_cost": trainable.relative_cost,
+        "made": trainable.report,
+        "compared": compared,
     }
     output = Path(options.output).expanduser() if options.output else run_dir / "checkpoint"
     trainable.save(output, training_card(config, target, summary))
     learning_curves(history.losses, history.validations, run_dir / "curves")
     store.finish(summary)
+    if compared:
+        Console(width=None if sys.stdout.isatty() else 110).print(comparison_table(compared))
+    option = "path" if config.drafter.name == "small" else "checkpoint"
     print(
-        f"python run.py drafter={config.drafter.name} target={config.target.name} drafter.checkpoint={output}"
+        f"python run.py drafter={config.drafter.name} target={config.target.name} drafter.{option}={output}"
     )
 
 
 def trainer_of(name: str) -> Any:
-    """`build(config, target, token_map) -> Trainable` of `drafters/<name>/train.py`.
+    """`build(config, target, token_map, data.answers) -> Trainable` of `drafters/<name>/train.py`.
 
     Raises:
         OptionError: this drafter has nothing to train.
@@ -139,11 +173,9 @@ def _precision(config: Config) -> str:
     return "bf16" if fast else "no"
 
 
-def _data(
-    options: Options, target: Model, config: Config, console: Console
-) -> tuple[list[Answer], list[Answer], dict[str, Any]]:
-    """Answers to learn from, greedy answers to held-out prompts, and the counts of the former."""
-    folder = distill.folder_of(options.data, config.target.name)
+def distilled(options: Options, target: Model, config: Config, console: Console) -> Distilled:
+    """Answers to learn from and greedy answers to held-out prompts, made where they are missing."""
+    folder = distill.folder_of(options.data, config.target)
     counts = distill.distil(options.data, target, folder, config.seed, console)
     held_out = distill.Options(
         source="chat",
@@ -154,14 +186,10 @@ def _data(
         longest_prompt=options.data.longest_prompt,
         round=1,
     )
-    held_out_folder = ShardFolder(cache_directory() / "distilled" / f"{config.target.name}-validation")
+    held_out_folder = ShardFolder(folder.path.with_name(f"{distill.label(config.target)}-validation"))
     distill.distil(held_out, target, held_out_folder, 0, console)
-    answers = [a for a in folder.answers() if len(a.answer) > 2]
-    return (
-        answers,
-        [a for a in held_out_folder.answers() if len(a.answer) > 2],
-        counts | {"folder": str(folder.path)},
-    )
+    answers, check = ([a for a in f.answers() if len(a.answer) > 2] for f in (folder, held_out_folder))
+    return Distilled(answers, check, counts, (folder.path, held_out_folder.path))
 
 
 def _token_map(options: Options, answers: list[Answer], target: Model) -> torch.Tensor | None:
@@ -171,20 +199,14 @@ def _token_map(options: Options, answers: list[Answer], target: Model) -> torch.
 
 
 def _features(
-    options: Options,
-    teacher: Teacher,
-    answers: list[Answer],
-    held_out: list[Answer],
-    target: Model,
-    console: Console,
+    options: Options, teacher: Teacher, data: Distilled, console: Console
 ) -> tuple[FeatureStore, FeatureStore]:
     """Stores of hidden states: on disk beside the answers, or computed anew in every step."""
-    layers = "-".join("final" if layer == Model.FINAL else str(layer) for layer in sorted(teacher.layers))
-    kind = f"{layers}{'-whole' if teacher.whole else ''}"
-    data = distill.folder_of(options.data, target.name).path
-    folders = data / "features" / kind, data.with_name(f"{target.name}-validation") / "features" / kind
     if not options.cache_features:
-        return FeatureStore(teacher, None, answers), FeatureStore(teacher, None, held_out)
+        return FeatureStore(teacher, None, data.answers), FeatureStore(teacher, None, data.held_out)
+    layers = "-".join("final" if layer == Model.FINAL else str(layer) for layer in sorted(teacher.layers))
+    kind = f"{layers}{'-and-prompts' if teacher.prompts == 'states' else ''}"
+    folders = [path / "features" / kind for path in data.folders]
 
     def progress(done: int, total: int) -> None:
         if done % 20 == 0 or done == total:
@@ -192,21 +214,13 @@ def _features(
 
     stores = [
         FeatureStore(teacher, f, a, progress=progress)
-        for f, a in zip(folders, (answers, held_out), strict=True)
+        for f, a in zip(folders, (data.answers, data.held_out), strict=True)
     ]
     for store in stores:
         store.complete()
     return stores[0], stores[1]
 
 
-def _schedule(options: Options, seed: int) -> Schedule:
-    names = (
-        "steps",
-        "batch_positions",
-        "micro_positions",
-        "learning_rate",
-        "warmup",
-        "validate_every",
-        "patience",
-    )
-    return Schedule(**{name: getattr(options, name) for name in names}, seed=seed)
+def _schedule(options: Options, seed: int, steps: int) -> Schedule:
+    names = ("batch_positions", "micro_positions", "learning_rate", "warmup", "validate_every", "patience")
+    return Schedule(steps=steps, seed=seed, **{name: getattr(options, name) for name in names})

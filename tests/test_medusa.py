@@ -398,10 +398,8 @@ def test_every_kind_of_draft_leaves_greedy_output_unchanged_and_keeps_the_contra
 
 
 def test_without_weights_it_says_what_to_do(target):
-    with pytest.raises(
-        OptionError,
-        match="task=train drafter=medusa target=tiny.*use drafter.weights=random target.weights=random",
-    ):
+    remedy = "drafter.weights=random target.weights=random; .* task=train drafter=medusa target=tiny"
+    with pytest.raises(OptionError, match=f"drafter.checkpoint=null: .*{remedy}"):
         drafters.build({"name": "medusa"}, target)
     drafter = drafters.build({"name": "medusa", "weights": "random", "nodes": 7}, target)
     assert drafter.max_nodes == 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from drafters.medusa.config import Config
 from drafters.medusa.formats import load_heads, save_heads
 from drafters.medusa.heads import HeadsSpec, MedusaHeads
 from drafters.training.batches import Batch
+from drafters.training.shards import Answer
 from drafters.training.trainable import Prediction, Trainable
 from specdec.model import Model
 
@@ -30,7 +31,7 @@ class MedusaTraining(Trainable):
     """
 
     layers = (Model.FINAL,)
-    whole = False
+    prompts = "none"
 
     def __init__(self, config: Config, target: Model, token_map: Tensor | None):
         self.target, self.nodes, self.token_map = target, config.nodes, token_map
@@ -69,11 +70,22 @@ class MedusaTraining(Trainable):
         accepted = {str(n): 1 + float(accepted_by_tree(ranks, choices[:n]).double().mean()) for n in sizes}
         return {"tree": self.module.spec.choices, "block_efficiency_by_nodes": accepted}
 
+    @property
+    def relative_cost(self) -> float:
+        """Weights read per draft over those read per target step."""
+        own = sum(p.numel() for p in self.module.parameters())
+        vocab, hidden = self.target.hf.get_output_embeddings().weight.shape
+        layers = sum(p.numel() for p in self.target.hf.get_decoder().layers.parameters())
+        shared = 0 if self.module.spec.own_head else (self.module.spec.draft_vocab or vocab) * hidden
+        return (own + shared) / (layers + vocab * hidden)
+
     def save(self, folder: Path, card: str) -> Path:
         return save_heads(self.module, folder, self.target.provenance.get("source") or self.target.name, card)
 
 
-def build(config: Config, target: Model, token_map: Tensor | None) -> MedusaTraining:
+def build(
+    config: Config, target: Model, token_map: Tensor | None, answers: Sequence[Answer] = ()
+) -> MedusaTraining:
     """Heads to be trained: fresh ones, or `drafter.checkpoint`'s to go on with."""
     training = MedusaTraining(config, target, token_map)
     if config.checkpoint is not None:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from specdec.config import suggest
+from specdec.config import at_least, suggest
 from specdec.errors import OptionError
 
+IMPORTANCE = ("loss", "influence")
 SIBLINGS = ("with_replacement", "without_replacement", "top_k")
 
 
@@ -14,11 +15,16 @@ class Config:
     gamma: int = 4  # tokens drafted per step
     path: str | None = None  # local folder or hub id of the small model
     revision: str | None = None
-    layers: int | None = None  # without a path: the target's own first layers, nothing trained
+    layers: int | None = None  # without a path: the target's own first layers; task=train: how many to keep
+    units: int | None = None  # task=train: MLP units kept per layer, null = all
+    groups: int | None = None  # task=train: key/value heads kept per layer, each with its queries, null = all
+    importance: str = "loss"  # task=train: layers are ranked by loss (leave one out) | influence (of a block)
     dtype: str = "auto"  # auto = the target's
     confidence: float = 0.0  # stop drafting after a token with less draft probability than this; 0 = never
     trust_remote_code: bool = False
-    tree: list[int] = field(default_factory=list)  # children per node, by depth, e.g. [3,2,1]; [] = a chain of gamma
+    tree: list[int] = field(
+        default_factory=list
+    )  # children per node, by depth, e.g. [3,2,1]; [] = a chain of gamma
     siblings: str = "without_replacement"  # of a tree: with_replacement | without_replacement | top_k
 
     def __post_init__(self) -> None:
@@ -28,6 +34,9 @@ class Config:
             raise OptionError("drafter.confidence", self.confidence, "must lie in [0, 1); 0 switches it off.")
         if self.layers is not None and self.layers < 1:
             raise OptionError("drafter.layers", self.layers, "must be ≥ 1.")
+        at_least("drafter", self, units=1, groups=1)
+        if self.importance not in IMPORTANCE:
+            raise OptionError("drafter.importance", self.importance, suggest(self.importance, IMPORTANCE))
         if self.path is not None and self.layers is not None:
             raise OptionError(
                 "drafter.layers", self.layers, "is only for drafter.path=null; give one of them."

@@ -1,4 +1,4 @@
-"""Where the small model comes from: a checkpoint of the target's family, or the target's own first layers."""
+"""Where the small model comes from: a checkpoint, shipped weights, or the target's own first layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import copy
 
 from torch import nn
 
+from drafters import shipped
 from drafters.small.config import Config
+from drafters.small.pruned import is_pruned, load_pruned
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
 from specdec.model import Model
@@ -17,17 +19,19 @@ def load_small(config: Config, target: Model) -> Model:
     """The draft model.
 
     Raises:
-        OptionError: neither `path` nor `layers` is given, or the tokenizers differ.
+        OptionError: none is shipped and neither `path` nor `layers` is given, or the tokenizers differ.
     """
-    if config.path is not None:
-        return _from_checkpoint(config, target)
-    if config.layers is None:
-        raise OptionError(
-            "drafter.path",
-            None,
-            "give a model folder or hub id with the target's tokenizer, or drafter.layers=N.",
+    if config.layers is not None:
+        return first_layers(target, config.layers)
+    path = config.path
+    if path is None:
+        remedy = (
+            "give drafter.path=<model folder or hub id with the target's tokenizer>, or drafter.layers=N;"
         )
-    return first_layers(target, config.layers)
+        path = shipped.checkpoint("small", target, "drafter.path", remedy)
+    if is_pruned(path):
+        return load_pruned(path, target)
+    return _from_checkpoint(config, target)
 
 
 def first_layers(target: Model, layers: int) -> Model:

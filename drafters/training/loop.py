@@ -162,7 +162,7 @@ class Loop:
                 counts.append(0)
             if not len(prediction.logits):
                 continue
-            losses = soft_cross_entropy(prediction.logits, self.teacher.law(prediction.final))
+            losses = soft_cross_entropy(prediction.logits, self.teacher.draft_law(prediction.final))
             sums[depth] += float(losses.detach().sum())
             counts[depth] += len(losses)
             total = total + weight * losses.mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,14 +24,19 @@ class Teacher:
     Arguments:
         target: frozen.
         layers: whose outputs are wanted, as in `Model.features`; the final one always is.
-        whole: those of prompts are wanted, too. Else each sequence begins one token before its answer.
+        prompts: what a batch holds of them. "none": each sequence begins one token before its answer;
+            "tokens": sequences are whole, hidden states before that place are zero; "states": all is there.
         token_map: `[Vd]` the draft vocabulary; `None` = all.
     """
 
     def __init__(
-        self, target: Model, layers: Sequence[int] = (), whole: bool = False, token_map: Tensor | None = None
+        self,
+        target: Model,
+        layers: Sequence[int] = (),
+        prompts: str = "none",
+        token_map: Tensor | None = None,
     ):
-        self.target, self.whole = target, whole
+        self.target, self.prompts = target, prompts
         self.layers = tuple(dict.fromkeys((*layers, Model.FINAL)))
         output = target.hf.get_output_embeddings()
         weight, bias = output.weight.detach(), getattr(output, "bias", None)
@@ -41,59 +47,49 @@ class Teacher:
         self._head = (weight, bias)
 
     def length(self, answer: Answer) -> int:
-        """How many places an answer takes."""
-        return len(answer.tokens) if self.whole else len(answer.answer) + 1
+        """How many places of a batch an answer takes."""
+        return len(answer.answer) + 1 if self.prompts == "none" else len(answer.tokens)
 
-    def read(self, answers: Sequence[Answer]) -> Batch:
-        """The answers with their hidden states, computed now."""
-        return collate([self._cut(answer) for answer in answers], self.features(answers))
+    def batch(self, answers: Sequence[Answer], features: Sequence[dict[int, Tensor]]) -> Batch:
+        """The answers with what `features` gave for each of them."""
+        if self.prompts == "none":
+            answers = [Answer(a.tokens[a.prompt_length - 1 :], 1, a.temperature, a.domain) for a in answers]
+        batch = pad(answers).to(features[0][Model.FINAL].device)
+        states = {}
+        for layer in self.layers:
+            width = features[0][layer].shape[-1]
+            states[layer] = features[0][layer].new_zeros(*batch.tokens.shape, width)
+            for row, (answer, found) in enumerate(zip(answers, features, strict=True)):
+                end = len(answer.tokens)
+                states[layer][row, end - len(found[layer]) : end] = found[layer]
+        return replace(batch, features=states)
 
     def features(self, answers: Sequence[Answer]) -> list[dict[int, Tensor]]:
-        """Per answer, layer → `[length, H]` in the target's dtype."""
+        """Per answer, layer → `[n, H]` of its last n places, in the target's dtype; computed now."""
         batch = pad(answers).to(self.target.device)
         self.target.features = self.layers
         cache = self.target.new_cache(*batch.tokens.shape)
         read = self.target.prefill(batch.tokens, batch.lengths, cache).features
         found = []
         for row, answer in enumerate(answers):
-            end = len(answer.tokens)
-            span = slice(end - self.length(answer), end)
+            start = 0 if self.prompts == "states" else answer.prompt_length - 1
+            span = slice(start, len(answer.tokens))
             found.append({layer: read[layer][row, span].clone() for layer in self.layers})
         return found
 
     @torch.no_grad()
-    def law(self, final: Tensor, support: str = "draft") -> Tensor:
-        """The target's probabilities, float32.
+    def law(self, final: Tensor) -> Tensor:
+        """`[..., V]`: the target's law, float32, at final hidden states `[..., H]`."""
+        return _logits(final, *self._full).softmax(-1)
 
-        Arguments:
-            final: `[..., H]` final hidden states.
-            support: "draft" for those of the draft vocabulary, `[..., Vd]`, at most 1 in sum; or "all".
-        """
-        weight, bias = self._full
-        logits = F.linear(final.to(weight.dtype), weight, bias).float()
-        if support == "all" or self._head[0] is weight:
-            return logits.softmax(-1)
-        weight, bias = self._head
-        return (
-            F.linear(final.to(weight.dtype), weight, bias).float() - logits.logsumexp(-1, keepdim=True)
-        ).exp()
-
-    def _cut(self, answer: Answer) -> Answer:
-        if self.whole:
-            return answer
-        tokens = answer.tokens[answer.prompt_length - 1 :]
-        return Answer(tokens, 1, answer.temperature, answer.domain)
+    @torch.no_grad()
+    def draft_law(self, final: Tensor) -> Tensor:
+        """`[..., Vd]`: the target's law given that the token is one of the draft vocabulary."""
+        return _logits(final, *self._head).softmax(-1)
 
 
-def collate(answers: Sequence[Answer], features: Sequence[dict[int, Tensor]]) -> Batch:
-    """A padded batch from sequences and their hidden states."""
-    batch = pad(answers)
-    layers = {
-        layer: torch.nn.utils.rnn.pad_sequence([f[layer] for f in features], batch_first=True)
-        for layer in features[0]
-    }
-    device = next(iter(layers.values())).device
-    return Batch(batch.tokens.to(device), batch.lengths.to(device), batch.starts.to(device), layers)
+def _logits(final: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(final.to(weight.dtype), weight, bias).float()
 
 
 class FeatureStore:
@@ -121,10 +117,9 @@ class FeatureStore:
 
     def read(self, indices: Sequence[int]) -> Batch:
         """The batch of these answers."""
-        if self.folder is None:
-            return self.teacher.read([self.answers[i] for i in indices])
-        cut = [self.teacher._cut(self.answers[i]) for i in indices]
-        return collate(cut, [self._features(i) for i in indices])
+        some = [self.answers[i] for i in indices]
+        found = self.teacher.features(some) if self.folder is None else [self._features(i) for i in indices]
+        return self.teacher.batch(some, found)
 
     def complete(self) -> None:
         """Compute what is missing."""
@@ -135,7 +130,8 @@ class FeatureStore:
             self.progress(number + 1, total)
 
     def _file(self, number: int) -> Path:
-        return self.folder / f"features-{number:05d}.safetensors"
+        count = len(self.answers[number * self.per_file : (number + 1) * self.per_file])
+        return self.folder / f"features-{number:05d}-of-{count}-answers.safetensors"
 
     def _features(self, index: int) -> dict[int, Tensor]:
         number = index // self.per_file

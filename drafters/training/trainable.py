@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from drafters.training.batches import Batch
@@ -37,16 +36,18 @@ class Trainable(ABC):
     Attributes:
         module: what is trained and saved between steps.
         layers: hidden states of the target that it reads, as in `Model.features`.
-        whole: whether it reads the prompts, too.
+        prompts: what it reads of them: "none", "tokens" (not the target's states there), or "states".
         token_map: `[Vd]` the draft vocabulary as the target's ids; `None` = all.
         discount: weight of depth d+1 in the loss relative to depth d.
+        report: what its making is worth telling.
     """
 
     module: nn.Module
     layers: tuple[int, ...] = ()
-    whole: bool = False
+    prompts: str = "none"
     token_map: Tensor | None = None
     discount: float = 0.8
+    report: dict[str, Any] = {}  # noqa: RUF012
 
     @abstractmethod
     def predictions(self, batch: Batch) -> Iterator[Prediction]:
@@ -63,21 +64,21 @@ class Trainable(ABC):
         """
         return {}
 
+    @property
+    @abstractmethod
+    def relative_cost(self) -> float:
+        """c: weights read per draft step over those read per target step."""
+
     @abstractmethod
     def save(self, folder: Path, card: str) -> Path:
         """Write a checkpoint that `drafter.checkpoint=<folder>` loads."""
 
 
 def soft_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
-    """`[P]`: −Σ p log q; the mass that p has outside the draft vocabulary costs nothing.
+    """`[P]`: −Σ p log q. Mass that p has outside the draft vocabulary costs nothing.
 
     Arguments:
-        logits: `[P, Vd]`. law: `[P, Vd]`, sums to at most 1.
+        logits: `[P, Vd]`. law: `[P, Vd]`, at most 1 in sum.
     """
     logits = logits.float()
     return law.sum(-1) * logits.logsumexp(-1) - (law * logits).sum(-1)
-
-
-def divergence(logits: Tensor, law: Tensor) -> Tensor:
-    """`[P]`: KL(p ‖ q) over the draft vocabulary, p not renormalised."""
-    return soft_cross_entropy(logits, law) - torch.special.entr(law).sum(-1)

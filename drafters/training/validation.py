@@ -81,7 +81,7 @@ def validate(trainable: Trainable, teacher: Teacher, batches: Iterable[Batch]) -
 def _count(counts: DepthCounts, prediction: Prediction, trainable: Trainable, teacher: Teacher) -> Tensor:
     """Add one prediction's counts; `[P]` the ranks of the tokens that came (Vd if they cannot be drafted)."""
     logits, vocab = prediction.logits.float(), prediction.logits.shape[-1]
-    everything = teacher.law(prediction.final, "all")
+    everything = teacher.law(prediction.final)
     token_map = trainable.token_map
     token_map = None if token_map is None else token_map.to(logits.device)
     law = everything if token_map is None else everything[:, token_map]
