@@ -51,7 +51,12 @@ def reporting() -> Iterator[None]:
         if os.environ.get("SPECDEC_DEBUG") == "1":
             raise
         print(f"error: {tell(error)}", file=sys.stderr)
-        _statuses.append(FAILED if isinstance(error, CheckFailed) else USER_ERROR)
+        note(FAILED if isinstance(error, CheckFailed) else USER_ERROR)
+
+
+def note(status: int) -> None:
+    """Remember how a job of this process's command ended."""
+    _statuses.append(status)
 
 
 def without_plus(arguments: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from experiments import trackers
 from specdec.config import Config, from_mapping
 
 
@@ -26,4 +27,6 @@ def run(config: Config, run_dir: Path) -> None:
         return
     task = importlib.import_module(f"experiments.{config.task['name']}")
     config.task = from_mapping(task.Options, config.task, "task")
+    trackers.check(config.logger)
     task.run(config, run_dir)
+    trackers.log(config.logger, run_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -31,16 +32,18 @@ def bootstrap(columns: tuple[np.ndarray, ...], statistic: Callable[..., np.ndarr
     value = float(statistic(*columns)) if units else float("nan")
     if units < 2 or not math.isfinite(value):
         return {"value": value, "low": None, "high": None}
-    found = stats.bootstrap(
-        columns,
-        statistic,
-        n_resamples=RESAMPLES,
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).bootstrap_distribution
-    found = found[np.isfinite(found)]  # a resample may hold no trial at all
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # a resample may hold no trial at all …
+        found = stats.bootstrap(
+            columns,
+            statistic,
+            n_resamples=RESAMPLES,
+            paired=True,
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).bootstrap_distribution
+    found = found[np.isfinite(found)]  # … and says nothing then
     low, high = np.quantile(found, (tail := tail_probability(units), 1 - tail))
     return {"value": value, "low": float(low), "high": float(high)}
 

@@ -1,4 +1,4 @@
-"""Perplexity of a language model on given outputs: P(output | prompt)^(−1/tokens) over the whole vocabulary."""
+"""Perplexity of a language model on given outputs: P(output | prompt)^(−1/tokens) over all tokens."""
 
 from __future__ import annotations
 

@@ -23,6 +23,20 @@ def results(summary: dict[str, Any]) -> Table:
     return table
 
 
+def runs(numbers: list[tuple[str, dict[str, Any]]]) -> Table:
+    """One line per run of a sweep.
+
+    Arguments:
+        numbers: (label, overall numbers) of each run.
+    """
+    table = Table(title="all runs of the sweep", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("run", *COLUMNS[1:]):
+        table.add_column(name, justify="left" if name == "run" else "right", no_wrap=name != "run")
+    for label, of_run in numbers:
+        table.add_row(label, *_cells(of_run))
+    return table
+
+
 def notes(summary: dict[str, Any]) -> list[str]:
     """What the table means, and what a reader must know before believing it."""
     lines = [

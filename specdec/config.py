@@ -112,6 +112,8 @@ class Config:
     experiment: Any = None
     seed: int = 0
     resume: bool = False
+    runs: Any = None  # stored runs that a task reads: a folder, a pattern, or a list of them
+    logger: str | None = None  # a tracker besides the files: see experiments/trackers.py
 
 
 def at_least(group: str, config: object, **least: int) -> None:

@@ -121,7 +121,7 @@ REFUSED = [
         "drafter=meduza",
         "drafter=meduza: there is no such drafter; did you mean medusa? choices: eagle, ",
     ),
-    ("experiment=x", "experiment=x: there is no such experiment; choices: gamma_sweep, quick"),
+    ("experiment=x", "experiment=x: there is no such experiment; choices: batch_sweep, drafter_comparison, gamma_sweep, "),
     ("engine.max_new_tokens=many", "engine.max_new_tokens=many: must be a whole number."),
     ("engine.batch_size=1.5", "engine.batch_size=1.5: must be a whole number."),
     ("engine.batch_size=null", "engine.batch_size=null: must be a whole number."),
@@ -199,7 +199,7 @@ def command(tmp_path, monkeypatch):
 
     def run(*arguments: str) -> int:
         run.runs = []
-        quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+        quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra/launcher=basic"]
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments, *quiet])
         return command_line(main)
 

@@ -1,0 +1,162 @@
+"""Finished runs on disk, read back: no model, no torch."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments import summary
+from specdec.errors import OptionError
+
+IGNORED = ("resume", "runs", "logger", "experiment", "seed", "engine.threads")  # labels of last resort
+
+
+@dataclass
+class StoredRun:
+    """One run of `task=measure`.
+
+    Arguments:
+        directory: where it lies.
+        meta: its `meta.json`. records: its samples. pieces: text by token id, where it was stored.
+        stored: its `summary.json`; empty if the run did not finish.
+        label: what sets it apart from the others of a report.
+    """
+
+    directory: Path
+    meta: dict[str, Any]
+    records: summary.Records
+    pieces: dict[str, str]
+    stored: dict[str, Any]
+    label: str = ""
+    options: dict[str, Any] = field(default_factory=dict)  # those that differ between the runs of a report
+
+    @classmethod
+    def read(cls, directory: Path) -> StoredRun:
+        """Read a run's directory.
+
+        Raises:
+            OptionError: a file of it is damaged.
+        """
+        lines = (directory / "samples.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        records = []
+        for number, line in enumerate(lines, start=1):
+            if line.endswith("\n"):  # what a crash cut short does not count
+                try:
+                    records.append(json.loads(line))
+                except ValueError as error:
+                    remedy = f"line {number} of samples.jsonl is no JSON ({error}); remove it or the run."
+                    raise OptionError("runs", directory, remedy) from error
+        files = ("meta.json", "pieces.json", "summary.json")
+        meta, pieces, stored = (_json(directory, name) for name in files)
+        return cls(directory, meta, records, pieces, stored)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """All numbers, computed from the samples afresh."""
+        return summary.summarise(self.records)
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        return self.summary["overall"]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.meta["config"]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stored)
+
+    @property
+    def flags(self) -> list[str]:
+        """What a reader must know before believing the numbers."""
+        flags = list(self.meta.get("flags", ()))
+        if not self.finished:
+            flags.append("unfinished run: not all prompts were decoded")
+        if self.overall["agreement"].get("logic bug"):
+            flags.append("greedy outputs differ from the baseline by more than numeric ties: a bug")
+        return flags
+
+    def option(self, name: str) -> Any:
+        """An option of the run by its full name, `None` where it has none."""
+        return flat(self.config).get(name)
+
+
+def find(places: str | Iterable[str]) -> list[StoredRun]:
+    """All measured runs at or below `places` (folders or patterns), labelled by what sets them apart.
+
+    Raises:
+        OptionError: a place does not exist, or no run of `task=measure` with samples lies there.
+    """
+    places = [places] if isinstance(places, str) else list(places)
+    directories: dict[Path, None] = {}
+    for place in places:
+        matches = sorted(glob.glob(str(Path(place).expanduser()))) or [place]
+        for match in map(Path, matches):
+            if not match.is_dir():
+                raise OptionError("runs", place, "there is no such folder.")
+            for meta in sorted(match.rglob("meta.json"), key=_natural):
+                directories[meta.parent] = None
+    runs = [StoredRun.read(d) for d in directories if (d / "samples.jsonl").is_file()]
+    runs = [r for r in runs if r.records and r.config["task"]["name"] == "measure"]
+    if not runs:
+        raise OptionError("runs", places, "no run of task=measure with samples lies there.")
+    label(runs)
+    return runs
+
+
+def label(runs: list[StoredRun]) -> None:
+    """Give each run its label: the options that differ between the runs, or its folder's name."""
+    options = [flat(run.config) for run in runs]
+    names = dict.fromkeys(name for of_run in options for name in of_run)
+    varying = [n for n in names if len({repr(o.get(n)) for o in options}) > 1]
+    varying = [n for n in varying if n not in IGNORED] or varying
+    if "drafter.name" in varying:  # options that only some drafters have say nothing more than its name
+        shared = set.intersection(*(set(o) for o in options))
+        varying = [n for n in varying if n in shared]
+    if "target.name" in varying:
+        varying = [n for n in varying if not n.startswith("target.") or n == "target.name"]
+    for run, of_run in zip(runs, options, strict=True):
+        run.options = {name: of_run.get(name) for name in varying}
+        run.label = ", ".join(f"{short(n)}={_value(v)}" for n, v in run.options.items())
+    if len({run.label for run in runs}) < len(runs) or not runs[0].label:
+        for run in runs:
+            run.label = ", ".join(filter(None, (run.label, run.directory.name)))
+
+
+def short(option: str) -> str:
+    """`drafter.gamma` as "γ", `drafter.name` as "drafter", others by their last part."""
+    if option == "drafter.gamma":
+        return "γ"
+    group, _, name = option.rpartition(".")
+    return group or name if name == "name" else name
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by their full names."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return leaves
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    """`2` before `10`, as a sweep numbers its folders."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in path.parts]
+
+
+def _json(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / name
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise OptionError("runs", directory, f"{name} is no JSON ({error}).") from error
