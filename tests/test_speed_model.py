@@ -1,4 +1,6 @@
-"""The speed model against known truths: recovered costs, a simulated decode loop, brute force, published tables."""
+"""The speed model against known truths: recovered costs, a simulated decode loop, brute force, published
+tables.
+"""
 
 import itertools
 import math
@@ -62,7 +64,9 @@ def synthetic(target, widths, seed, draft=lambda n, s: 0.2 * MS + 1.5 * MS * n, 
     "truth",
     [
         lambda b, t, s: 30 * MS + 4 * MS * (b * t > 1) + 0.25 * MS * b * t + 2e-6 * b * s,  # concave: a CPU
-        lambda b, t, s: np.maximum(10 * MS, 0.2 * MS * b * t) + 1e-6 * b * s,  # a roofline with its ridge at 50
+        lambda b, t, s: (
+            np.maximum(10 * MS, 0.2 * MS * b * t) + 1e-6 * b * s
+        ),  # a roofline with its ridge at 50
         lambda b, t, s: 20 * MS + 1e-6 * b * s + 2e-7 * b * t * s,  # attention computes
     ],
     ids=["step", "roofline", "attention"],
@@ -88,7 +92,9 @@ def test_least_squares_would_fail_that_test():
 
 
 def test_the_measured_widths_of_the_embedded_target():
-    """33, 38, 42, 45 ms at 1, 5, 16, 32 tokens: a roofline cannot (it is convex), the step to wide kernels can."""
+    """33, 38, 42, 45 ms at 1, 5, 16, 32 tokens: a roofline cannot (it is convex), the step to wide
+    kernels can.
+    """
     measured = {1: 33.0, 5: 38.0, 16: 42.0, 32: 45.0}
     rows = [(1, w - 1, 100, 1e-4, ms * MS, 1e-4, 1e-4) for w, ms in measured.items() for _ in range(20)]
     cost = fit_target(Steps.from_rows(rows))
@@ -102,7 +108,9 @@ def test_the_measured_widths_of_the_embedded_target():
 def test_costs_never_fall(seed):
     """Whatever was measured, here pure noise: more tokens, rows or context never cost less."""
     rng = np.random.default_rng(seed)
-    rows = [(rng.integers(1, 5), rng.integers(0, 9), rng.integers(10, 900), *rng.random(4)) for _ in range(80)]
+    rows = [
+        (rng.integers(1, 5), rng.integers(0, 9), rng.integers(10, 900), *rng.random(4)) for _ in range(80)
+    ]
     model = SpeedModel.fit(Steps.from_rows(rows))
     grid = np.arange(0, 40)
     for cost in (model.target, model.draft, model.overhead):
@@ -126,7 +134,9 @@ def test_draft_costs_of_a_sequential_drafter_a_lookup_and_a_tree():
     assert lookup(nodes=12) == pytest.approx(0.1 * MS, rel=0.05)
     rng = np.random.default_rng(0)
     nodes, depth = rng.choice([8, 16, 32, 64], 400), rng.choice([2, 4, 6], 400)
-    rows = [(1, n, 100, (2.0 * d + 0.05 * n) * MS, 0.02, 1e-4, 1e-4) for n, d in zip(nodes, depth, strict=True)]
+    rows = [
+        (1, n, 100, (2.0 * d + 0.05 * n) * MS, 0.02, 1e-4, 1e-4) for n, d in zip(nodes, depth, strict=True)
+    ]
     tree = fit_draft(Steps.from_rows(rows, depth))
     assert tree(nodes=48, depth=5) == pytest.approx(12.4 * MS, rel=0.02)
 
@@ -144,7 +154,9 @@ def test_overhead_tells_the_baseline_from_drafting():
 
 def test_textbook_formulas():
     """Leviathan et al.: τ as a sum of powers; α = 0.8, γ = 4 gives 3.3616; at c = 0.1 that is 2.40 ×."""
-    assert block_efficiency_iid(0.8, 4) == pytest.approx(3.3616) == pytest.approx(sum(0.8**i for i in range(5)))
+    assert (
+        block_efficiency_iid(0.8, 4) == pytest.approx(3.3616) == pytest.approx(sum(0.8**i for i in range(5)))
+    )
     assert block_efficiency_iid(1.0, 4) == 5 and block_efficiency_iid(0.0, 4) == 1
     assert textbook_speedup(0.8, 4, 0.1) == pytest.approx(3.3616 / 1.4)
 
@@ -162,7 +174,9 @@ def test_counted_acceptance_by_hand():
     longer = a.at(5)  # the deeper half is depths 2 and 3: 2 of 3 tried are accepted
     assert longer.accepted == pytest.approx([1 / 2, 1 / 4, 1 / 4, 1 / 6, 1 / 9])
     lengths, share = a.drafts()
-    assert dict(zip(lengths.tolist(), share.tolist(), strict=True)) == pytest.approx({0: 0.25, 1: 0, 2: 0, 3: 0.75})
+    assert dict(zip(lengths.tolist(), share.tolist(), strict=True)) == pytest.approx(
+        {0: 0.25, 1: 0, 2: 0, 3: 0.75}
+    )
 
 
 def test_pooling_takes_each_depth_from_the_runs_that_drafted_it():
@@ -215,7 +229,9 @@ def simulate(model, conditional, work: Workload, sequences=400, seed=0, noise=0.
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_the_prediction_is_what_a_simulated_loop_measures(gamma):
-    """400 sequences: the standard error of the simulated speedup is below 0.5 %; the end of the room adds 1 %."""
+    """400 sequences: the standard error of the simulated speedup is below 0.5 %; the end of the room adds
+    1 %.
+    """
     work = Workload(tokens=129, context=300, prefill=0.2, drafter_prefill=0.02)
     plain, speculative, _ = simulate(CPU, FALLING[:gamma], work)
     predicted = CPU.predict(Acceptance.given(FALLING[:gamma]), work)
@@ -224,7 +240,9 @@ def test_the_prediction_is_what_a_simulated_loop_measures(gamma):
 
 
 def test_held_out_draft_lengths_are_predicted_from_measured_runs():
-    """Everything estimated: costs from the runs at γ = 1, 4, 8, acceptance from their counts; γ = 2 and 6 held out."""
+    """Everything estimated: costs from the runs at γ = 1, 4, 8, acceptance from their counts; γ = 2 and 6
+    held out.
+    """
     work = Workload(tokens=129, context=300, prefill=0.2, drafter_prefill=0.02)
     steps, acceptance, truth = [], [], {}
     for gamma in (1, 2, 4, 6, 8):
@@ -252,7 +270,9 @@ def test_in_the_textbooks_world_it_is_the_textbooks_formula():
 
 
 def test_the_best_gamma():
-    """Among all, and it depends on more than α: front-loaded acceptance wants a shorter draft than its mean says."""
+    """Among all, and it depends on more than α: front-loaded acceptance wants a shorter draft than its
+    mean says.
+    """
     work = Workload(tokens=10_000, context=300)
     acceptance = Acceptance.given(FALLING)
     best = CPU.best_gamma(acceptance, work, longest=8)
@@ -337,7 +357,9 @@ def test_the_factors_multiply_to_the_measured_speedup():
         assert e.textbook * known == pytest.approx(e.predicted)
 
 
-# ---------------------------------------------------------------- why rankings flip between GPUs (docs/speed_model.md)
+# ---------------------------------------------------------------- why rankings flip between GPUs
+
+# The worked example of docs/speed_model.md.
 
 # method: (tokens in the verify forward, sequential draft passes); Spec-Bench's settings
 SHAPES = {
@@ -394,7 +416,9 @@ def test_rankings_flip_between_gpus_because_width_and_passes_cost_differently():
     assert all(RTX3090[m][1] == pytest.approx(tau[m], rel=0.01) for m in tau)
     a100, rtx3090 = fitted(A100), fitted(RTX3090)
     assert rtx3090.target.coefficients["token"] > 1.5 * a100.target.coefficients["token"]  # width costs more
-    assert rtx3090.draft.coefficients["pass"] < 0.8 * a100.draft.coefficients["pass"]  # sequential passes less
+    assert (
+        rtx3090.draft.coefficients["pass"] < 0.8 * a100.draft.coefficients["pass"]
+    )  # sequential passes less
     for model, published in ((a100, A100), (rtx3090, RTX3090)):
         told = predicted(model, tau)
         error = [abs(told[m] / published[m][0] - 1) for m in told]

@@ -1,9 +1,8 @@
 """Roofline arithmetic: what a forward must compute and move, and how fast an accelerator can do it at best.
 
 Pure Python: reads configurations, never weights. Reading order: `work` (FLOPs, bytes, intensity of one
-operation),
-`architecture` (a model's shape, parameters and cache), `forward` (a whole forward, a decode step),
-`accelerator`.
+operation), `architecture` (a model's shape, parameters and cache), `forward` (a whole forward, a decode
+step), `accelerator`.
 """
 
 from specdec.roofline.accelerator import ACCELERATORS, DTYPE_BYTES, Accelerator, accelerator

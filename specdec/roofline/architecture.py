@@ -261,6 +261,8 @@ def _experts(c: Mapping[str, Any], layers: int, name: str) -> Experts | None:
         return None
     if c.get("shared_expert_intermediate_size"):
         raise OptionError("target", name, "shared experts of a width of their own are not understood.")
+    if not c.get("num_experts_per_tok"):
+        raise OptionError("target", name, "its configuration has experts, but no num_experts_per_tok.")
     first, step = (
         c.get("first_k_dense_replace") or 0,
         c.get("decoder_sparse_step") or c.get("moe_layer_freq") or 1,

@@ -34,11 +34,11 @@ def with_windows(arch: Architecture, window: int = 1024, global_every: int = 6) 
 
 def variants(arch: Architecture) -> dict[str, Architecture]:
     """Label → architecture, the model's own first."""
-    grouped = max(arch.heads // 4, 1)
-    return {
-        "as it is": arch,
-        "MHA": with_kv_heads(arch, arch.heads),
-        f"GQA, {grouped} heads": with_kv_heads(arch, grouped),
+    found = {"as it is": arch, "MHA": with_kv_heads(arch, arch.heads)}
+    for kv_heads in (8, 4):
+        if arch.heads > kv_heads and arch.heads % kv_heads == 0:
+            found[f"GQA, {kv_heads} heads"] = with_kv_heads(arch, kv_heads)
+    return found | {
         "MQA": with_kv_heads(arch, 1),
         "MLA, 512 + 64": with_latent(arch),
         "own, 2 layers share": with_sharing(arch),

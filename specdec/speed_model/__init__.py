@@ -1,10 +1,8 @@
 """A speed model fitted to measured steps: predicts speedups, recommends drafts, explains what was measured.
 
 Reading order: `steps` (what was measured), `cost` (seconds of a step as a function of its shape),
-`acceptance` (what a
-drafter's tokens are worth), `model` (both together: speedup, best γ), `explanation` (from the textbook's
-formula to
-the measured number, cause by cause), `trees` (the best tree of N nodes).
+`acceptance` (what a drafter's tokens are worth), `model` (both together: speedup, best γ), `explanation`
+(from the textbook's formula to the measured number, cause by cause), `trees` (the best tree of N nodes).
 """
 
 from specdec.speed_model.acceptance import Acceptance, block_efficiency_iid, textbook_speedup

@@ -1,19 +1,15 @@
 """Seconds of a part of a step as a function of the step's shape, fitted robustly to measured steps.
 
 Every cost is a sum of features with coefficients ≥ 0, so that it never falls with the width, the batch or
-the context.
-The target's is
+the context. The target's is
 
     t(B, T, S) = weights + wide·[BT > 1] + token·BT + hinge·max(0, BT − knot) + cache·BS + scores·BTS
 
-`weights` is the read of all weights that one token pays as well as many; `wide` the step from
-matrix-vector to
-matrix-matrix kernels; `token` what each further token costs below the roofline's ridge, `hinge` what it
-costs more above it
-(max(memory, compute) is `weights` with a hinge); `cache` reads keys and values; `scores` computes
-attention. A roofline
-alone is convex in T; measured forwards are often concave at small T (33, 38, 42, 45 ms at 1, 5, 16, 32 tokens
-of a 135M model on a CPU), which is what `wide` is for.
+`weights` is the read of all weights that one token pays as well as many; `wide` the step from matrix-vector
+to matrix-matrix kernels; `token` what each further token costs below the roofline's ridge, `hinge` what it
+costs more above it (max(memory, compute) is `weights` with a hinge); `cache` reads keys and values;
+`scores` computes attention. A roofline alone is convex in T; measured forwards are often concave at small T
+(33, 38, 42, 45 ms at 1, 5, 16, 32 tokens of a 135M model on a CPU), which is what `wide` is for.
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ class SpeedModel:
         """The fastest tree, each budget taken with its best tree.
 
         Arguments:
-            ranks: `ranks[d][r]`, probability that the drafter's choice of rank r at depth d + 1 is the
-                one accepted,
-                given that its parent is.
+            ranks: `ranks[d][r]`, probability that the drafter's choice of rank r at depth d + 1 is the one
+                accepted, given that its parent is.
 
         Returns:
             the prediction, and the tree's parents.
@@ -144,7 +143,7 @@ class SpeedModel:
         found = []
         for budget in budgets:
             parents, depth, accepted = best_tree(ranks, budget)
-            acceptance = Acceptance.given(np.divide(accepted, [1.0, *accepted[:-1]]))
+            acceptance = Acceptance.given(np.divide(accepted, [1.0, *accepted[:-1]]).tolist())
             shape = ([len(parents)], [max(depth, default=0)], [1.0])
             found.append((self.predict(acceptance, workload, shape), parents))
         return max(found, key=lambda pair: pair[0].speedup)

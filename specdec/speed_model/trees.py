@@ -10,9 +10,8 @@ def best_tree(ranks: Sequence[Sequence[float]], nodes: int) -> tuple[list[int], 
     """Grow the tree by its most probable path, again and again (Medusa, 2401.10774 §2.3.3; Sequoia,
     2402.12374 §3.1).
 
-    A path's probability is the product of its ranks' rates, so it never exceeds its parent's, and ranks
-    are sorted
-    within a depth, so the greedy choice is the optimum.
+    A path's probability is the product of its ranks' rates, so it never exceeds its parent's, and ranks are
+    sorted within a depth, so the greedy choice is the optimum.
 
     Arguments:
         ranks: `ranks[d][r]`: probability that rank r is accepted at depth d + 1 if its parent is; falling
@@ -20,9 +19,8 @@ def best_tree(ranks: Sequence[Sequence[float]], nodes: int) -> tuple[list[int], 
         nodes: N, at most.
 
     Returns:
-        parents (−1: the root; parents come first), depth of each node, and the probability of accepting
-        at least
-        1, 2, … tokens.
+        parents (−1: the root; parents come first), depth of each node, and the probability of accepting at
+        least 1, 2, … tokens.
     """
     parents: list[int] = []
     depths: list[int] = []

@@ -1,0 +1,193 @@
+"""The speed model fitted to stored runs: what a step costs, predicted against measured, the best draft
+length.
+
+Runs that differ only in the draft length predict each other, the predicted run left out. Needs no model
+and no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from experiments import plots
+from experiments.report import prediction, stored
+from experiments.report.stored import StoredRun
+from experiments.store import Run
+from specdec.config import Config, at_least
+from specdec.errors import OptionError
+from specdec.speed_model import CAUSES, Acceptance, Cost, SpeedModel, Steps, Workload
+
+
+@dataclass
+class Options:
+    """Options of `task=speed_model`."""
+
+    name: str = "speed_model"
+    runs: list[str] = field(
+        default_factory=list
+    )  # folders or patterns of runs of task=measure, e.g. a sweep's
+    longest: int = 16  # draft lengths tried, 0 … longest
+
+    def __post_init__(self) -> None:
+        at_least("task", self, longest=1)
+
+
+def run(config: Config, run_dir: Path) -> None:
+    """Tables, `summary.json`, speed_model.png/.svg in `run_dir`."""
+    task: Options = config.task
+    if not task.runs:
+        raise OptionError(
+            "task.runs", "[]", "must name finished runs, e.g. task.runs=[multirun/DATE/TIME-NAME]."
+        )
+    found = stored.find(task.runs)
+    results = analyse(found, task.longest)
+    store = Run(run_dir, config)
+    console = Console() if Console().is_terminal else Console(width=120)
+    for table in _tables(results):
+        console.print(table)
+    for line in _notes(results):
+        console.print(line, highlight=False, soft_wrap=True)
+    paths = [*plot(results, run_dir / "speed_model"), store.finish(results)]
+    for path in paths:
+        console.print(str(path), highlight=False, soft_wrap=True)
+
+
+def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
+    """Everything the task says, as plain numbers: per group of runs that differ only in γ."""
+    predicted = prediction.predict(runs)
+    groups = []
+    for group in _groups(runs):
+        steps = Steps.concatenate(prediction.steps(r) for r in group)
+        model = SpeedModel.fit(steps)
+        acceptance = Acceptance.pool([prediction.acceptance(r) for r in group])
+        load = prediction.workload(max(group, key=lambda r: len(r.records)))
+        told = [_run(r, predicted[r.label]) for r in group if r.label in predicted]
+        errors = [abs(r["error"]) for r in told if r["held_out"]]
+        groups.append(
+            {
+                "name": _name(group),
+                "costs": {part: _cost(getattr(model, part)) for part in ("target", "draft", "overhead")},
+                "widths": _widths(steps, model),
+                "workload": load,
+                "acceptance": acceptance.conditional,
+                "chains": all(prediction.is_chain(r) for r in group),
+                "curve": _curve(model, acceptance, load, longest),
+                "runs": told,
+                "median_error": float(np.median(errors)) if errors else None,
+            }
+        )
+    return {"groups": groups}
+
+
+def _groups(runs: list[StoredRun]) -> list[list[StoredRun]]:
+    """Runs that differ in nothing but γ, together."""
+    groups: dict[str, list[StoredRun]] = {}
+    for r in runs:
+        key = repr(sorted((n, repr(v)) for n, v in r.options.items() if n != "drafter.gamma"))
+        groups.setdefault(key, []).append(r)
+    return list(groups.values())
+
+
+def _name(group: list[StoredRun]) -> str:
+    shared = {n: v for n, v in group[0].options.items() if n != "drafter.gamma"}
+    return ", ".join(f"{stored.short(n)}={v}" for n, v in shared.items()) or str(
+        group[0].option("drafter.name")
+    )
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return {"seconds": cost.coefficients, "hinge": cost.hinge, "knot": cost.knot, "noise": cost.noise}
+
+
+def _widths(steps: Steps, model: SpeedModel) -> list[dict[str, float]]:
+    """Measured (median) and fitted seconds of the target's forward by tokens per row and batch."""
+    found = []
+    for batch, nodes in np.unique(np.stack([steps.batch, steps.nodes], 1), axis=0):
+        here = steps.where((steps.batch == batch) & (steps.nodes == nodes))
+        fitted = model.target(batch=here.batch, nodes=here.nodes, depth=here.depth, context=here.context)
+        found.append(
+            {"batch": batch, "tokens": nodes + 1, "steps": len(here)}
+            | {"measured": float(np.median(here.target)), "fitted": float(np.median(fitted))}
+        )
+    return found
+
+
+def _curve(model: SpeedModel, acceptance: Acceptance, load: Workload, longest: int) -> list[dict[str, Any]]:
+    return [
+        vars(p) | {"gamma": g} for g, p in enumerate(model.over_gamma(acceptance, load, range(longest + 1)))
+    ]
+
+
+def _run(run: StoredRun, p: prediction.Predicted) -> dict[str, Any]:
+    gamma = prediction.acceptance(run).gamma
+    facts = {"label": run.label, "gamma": gamma, "held_out": p.held_out, "error": p.explanation.error}
+    return facts | vars(p.explanation)
+
+
+def _tables(results: dict[str, Any]) -> list[Table]:
+    found = []
+    for g in results["groups"]:
+        causes = [c for c in CAUSES if any(c in r["factors"] for r in g["runs"])]
+        table = Table(
+            title=f"{g['name']}: textbook × causes = measured", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        for column in ("run", "textbook", *causes, "measured", "predicted", "error"):
+            table.add_column(column, justify="left" if column == "run" else "right")
+        for r in g["runs"]:
+            factors = [f"×{r['factors'][c]:.3f}" if c in r["factors"] else "–" for c in causes]
+            mark = "" if r["held_out"] else " (own)"
+            numbers = (f"{r['measured']:.3f}", f"{r['predicted']:.3f}{mark}", f"{r['error']:+.1%}")
+            table.add_row(r["label"], f"{r['textbook']:.3f}", *factors, *numbers)
+        widths = Table(title=f"{g['name']}: the target's forward", box=SIMPLE_HEAD)
+        for column in ("batch", "tokens per row", "steps", "measured ms", "fitted ms"):
+            widths.add_column(column, justify="right")
+        for w in g["widths"]:
+            shape = (f"{w['batch']:.0f}", f"{w['tokens']:.0f}", str(w["steps"]))
+            widths.add_row(*shape, f"{1000 * w['measured']:.2f}", f"{1000 * w['fitted']:.2f}")
+        found += [table, widths]
+    return found
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    lines = [f"{cause}: {meaning}." for cause, meaning in CAUSES.items()]
+    for g in results["groups"]:
+        if g["chains"] and len(g["acceptance"]):
+            best = max(g["curve"], key=lambda p: p["speedup"])
+            advice = f"draft {best['gamma']}" if best["gamma"] else "do not speculate"
+            lines.append(f"{g['name']}: on this machine {advice}; predicted speedup {best['speedup']:.2f} ×.")
+        if g["median_error"] is not None:
+            lines.append(f"{g['name']}: median error of held-out draft lengths {g['median_error']:.1%}.")
+    return lines
+
+
+def plot(results: dict[str, Any], stem: Path) -> list[Path]:
+    """Speedup over γ, predicted and measured; the forward's cost over its width, fitted and measured."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for i, g in enumerate(results["groups"]):
+        color = f"C{i}"
+        if g["chains"]:
+            gammas = [p["gamma"] for p in g["curve"]]
+            left.plot(
+                gammas, [p["speedup"] for p in g["curve"]], color=color, label=f"{g['name']}, predicted"
+            )
+        for r in g["runs"]:
+            left.plot(r["gamma"], r["measured"], "o", color=color)
+            left.plot(r["gamma"], r["predicted"], "x", color=color)
+        width = [w["batch"] * w["tokens"] for w in g["widths"]]
+        right.plot(width, [1000 * w["measured"] for w in g["widths"]], "o", color=color, label=f"{g['name']}")
+        right.plot(width, [1000 * w["fitted"] for w in g["widths"]], "x", color=color)
+    left.axhline(1.0, color="gray", ls=":")
+    left.set(xlabel="γ", ylabel="speedup", title="Speedup: measured ●, predicted without that run ×")
+    right.set(xlabel="tokens in the forward", ylabel="ms", title="The target's forward: measured ●, fitted ×")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return plots.save(figure, stem)
