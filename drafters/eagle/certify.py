@@ -1,4 +1,4 @@
-"""What the certificate runs: both networks, every kind of tree, chains, a reduced vocabulary, copied branches."""
+"""What the certificate runs: both networks, every kind of tree, chains, fewer tokens, copied branches."""
 
 from drafters.eagle.checkpoint import random_model
 from drafters.eagle.config import Config

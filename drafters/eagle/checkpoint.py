@@ -212,7 +212,7 @@ class Published:
 
 
 def save_pretrained(model: EagleModel, folder: str | Path, card: str = "") -> Path:
-    """Write config.json, model.safetensors and, if given, a model card; `drafter.checkpoint=FOLDER` loads them."""
+    """Write config.json, model.safetensors and perhaps a card; `drafter.checkpoint=FOLDER` loads them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     a = model.architecture
@@ -222,9 +222,7 @@ def save_pretrained(model: EagleModel, folder: str | Path, card: str = "") -> Pa
     fields = {
         "model_type": "eagle",
         "generation": a.generation,
-        "feature_layers": list(
-            a.feature_layers
-        ),  # outputs of these layers; −1: after the final norm
+        "feature_layers": list(a.feature_layers),  # outputs; −1: after the final norm
         "vocab_size": a.vocab_size,
         "draft_vocab_size": a.draft_vocab_size,
         "norm_before_residual": a.norm_before_residual,

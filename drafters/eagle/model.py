@@ -167,7 +167,7 @@ class EagleModel(nn.Module):
         return self.architecture.draft_vocab_size < self.architecture.vocab_size
 
     def attach(self, target: Model) -> EagleModel:
-        """Share the target's embeddings and the rows of its head that can be drafted; take its device and dtype."""
+        """Share the target's embeddings and the rows of its head that can be drafted; move to its device."""
         self.to(target.device, target.dtype)
         head = target.hf.get_output_embeddings()
         if self.is_reduced:
