@@ -41,10 +41,7 @@ class MedusaTraining(Trainable):
         self.module = MedusaHeads(spec, target, device_map).to(target.device).float()
 
     def predictions(self, batch: Batch) -> Iterator[Prediction]:
-        """At place t, whose state is the heads' input, token t+1 is the root; head d guesses token t+2+d.
-
-        The target's law of that token is the one its state at t+1+d stands for.
-        """
+        """At place t, whose state is the heads' input, token t+1 is the root; head d guesses token t+2+d."""
         states, tokens = batch.features[Model.FINAL], batch.tokens
         answered = batch.answer_mask
         guessable = answered[:, 1:-1] & answered[:, 2:]  # [B, T−2]: root, first guess
@@ -53,14 +50,8 @@ class MedusaTraining(Trainable):
         end = batch.lengths[row]
         for d in range(self.module.depth):
             here = (t + 2 + d < end).nonzero()[:, 0]
-            r, place = row[here], t[here]
-            hidden = self.module.blocks[d](x[here])
-            yield Prediction(
-                self.module.logits(hidden, d),
-                states[r, place + 1 + d],
-                tokens[r, place + 2 + d],
-                r * tokens.shape[1] + place,
-            )
+            logits = self.module.logits(self.module.blocks[d](x[here]), d)
+            yield Prediction(logits, row[here], t[here] + 2 + d, t[here])
 
     def adapt(self, ranks: Tensor) -> dict[str, Any]:
         """Tune the tree to the measured ranks and tell what it would accept."""

@@ -43,12 +43,7 @@ class SmallTraining(Trainable):
         embedded = self.small.hf.get_input_embeddings()(batch.tokens).float()
         states = self.decoder(inputs_embeds=embedded, use_cache=False).last_hidden_state
         row, place = batch.answer_mask.nonzero(as_tuple=True)
-        yield Prediction(
-            self._logits(states[row, place - 1]),
-            batch.features[Model.FINAL][row, place - 1],
-            batch.tokens[row, place],
-            row * batch.tokens.shape[1] + place,
-        )
+        yield Prediction(self._logits(states[row, place - 1]), row, place, place)
 
     def save(self, folder: Path, card: str) -> Path:
         config, layers = self.small.config, len(self.decoder.layers)

@@ -19,6 +19,7 @@ from drafters.training.teacher import FeatureStore, Teacher
 from drafters.training.trainable import Trainable, soft_cross_entropy
 from drafters.training.validation import Validation, validate
 from specdec.errors import NumericalError
+from specdec.model import Model
 
 
 @dataclass
@@ -156,18 +157,27 @@ class Loop:
     def _loss(self, batch: Batch, sums: list[float], counts: list[int]) -> Tensor:
         """Σ over depths of discount^d × mean cross-entropy to the target's law; counts by depth."""
         total, weight = torch.zeros((), device=batch.tokens.device), 1.0
+        laws, index = self._laws(batch)
         for depth, prediction in enumerate(self.trainable.predictions(batch)):
             if depth == len(sums):
                 sums.append(0.0)
                 counts.append(0)
             if not len(prediction.logits):
                 continue
-            losses = soft_cross_entropy(prediction.logits, self.teacher.draft_law(prediction.final))
+            law = laws[index[prediction.row, prediction.place]]
+            losses = soft_cross_entropy(prediction.logits, law)
             sums[depth] += float(losses.detach().sum())
             counts[depth] += len(losses)
             total = total + weight * losses.mean()
             weight *= self.trainable.discount
         return total
+
+    def _laws(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The target's laws of all answers' tokens `[A, Vd]`, and `[B, T]` which of them is each token's."""
+        row, place = batch.answer_mask.nonzero(as_tuple=True)
+        index = torch.zeros_like(batch.tokens)
+        index[row, place] = torch.arange(len(row), device=index.device)
+        return self.teacher.draft_law(batch.features[Model.FINAL][row, place - 1]), index
 
     def _share_gradients(self) -> None:
         """The mean over processes."""

@@ -15,19 +15,20 @@ from drafters.training.batches import Batch
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a drafter says at P positions, all at the same draft depth, and what the target thinks there.
+    """What a drafter says at P positions of a batch, all at the same draft depth.
 
     Arguments:
         logits: `[P, Vd]` over the draft vocabulary, with gradients.
-        final: `[P, H]` the target's final hidden states whose laws are to be met.
-        token: `[P]` int64, the tokens that came.
-        position: `[P]` int64, numbers that tell equal positions at other depths.
+        row: `[P]` int64, which sequences.
+        place: `[P]` int64, the places whose tokens are guessed; the target's law of them is that of the state
+            one place before.
+        origin: `[P]` int64, the places from which the draft goes out, equal at all depths of one draft.
     """
 
     logits: Tensor
-    final: Tensor
-    token: Tensor
-    position: Tensor
+    row: Tensor
+    place: Tensor
+    origin: Tensor
 
 
 class Trainable(ABC):

@@ -11,6 +11,7 @@ from torch import Tensor
 from drafters.training.batches import Batch
 from drafters.training.teacher import Teacher
 from drafters.training.trainable import Prediction, Trainable, soft_cross_entropy
+from specdec.model import Model
 
 
 @dataclass
@@ -69,19 +70,21 @@ def validate(trainable: Trainable, teacher: Teacher, batches: Iterable[Batch]) -
         for depth, prediction in enumerate(trainable.predictions(batch)):
             if depth == len(result.depths):
                 result.depths.append(DepthCounts())
-            by_depth.append(
-                (prediction.position, _count(result.depths[depth], prediction, trainable, teacher))
-            )
+            rank = _count(result.depths[depth], prediction, batch, trainable, teacher)
+            by_depth.append((prediction.row * batch.tokens.shape[1] + prediction.origin, rank))
         ranks.append(_aligned(by_depth))
     trainable.module.train()
     result.ranks = torch.cat(ranks) if ranks else result.ranks
     return result
 
 
-def _count(counts: DepthCounts, prediction: Prediction, trainable: Trainable, teacher: Teacher) -> Tensor:
+def _count(
+    counts: DepthCounts, prediction: Prediction, batch: Batch, trainable: Trainable, teacher: Teacher
+) -> Tensor:
     """Add one prediction's counts; `[P]` the ranks of the tokens that came (Vd if they cannot be drafted)."""
     logits, vocab = prediction.logits.float(), prediction.logits.shape[-1]
-    everything = teacher.law(prediction.final)
+    row, place = prediction.row, prediction.place
+    everything, token = teacher.law(batch.features[Model.FINAL][row, place - 1]), batch.tokens[row, place]
     token_map = trainable.token_map
     token_map = None if token_map is None else token_map.to(logits.device)
     law = everything if token_map is None else everything[:, token_map]
@@ -91,14 +94,13 @@ def _count(counts: DepthCounts, prediction: Prediction, trainable: Trainable, te
     counts.positions += len(logits)
     counts.overlap += float(torch.minimum(law, q).sum())
     counts.agreed += int((best == everything.argmax(-1)).sum())
-    counts.hit += int((best == prediction.token).sum())
+    counts.hit += int((best == token).sum())
     counts.loss += float(soft_cross_entropy(logits, law).sum())
-    place = prediction.token
-    known = torch.ones_like(place, dtype=torch.bool)
+    known, own = torch.ones_like(token, dtype=torch.bool), token
     if token_map is not None:
-        place = torch.searchsorted(token_map, prediction.token).clamp(max=vocab - 1)
-        known = token_map[place] == prediction.token
-    own = logits.gather(1, place[:, None])
+        own = torch.searchsorted(token_map, token).clamp(max=vocab - 1)
+        known = token_map[own] == token
+    own = logits.gather(1, own[:, None])
     return torch.where(known, (logits > own).sum(-1), vocab).cpu()
 
 
