@@ -1,6 +1,4 @@
-"""This machine, measured: bytes per second from memory and FLOPs per second of matrix products, CPU or
-CUDA.
-"""
+"""This machine, measured: bytes per second from memory, FLOPs per second of matrix products; CPU or CUDA."""
 
 from __future__ import annotations
 

@@ -111,16 +111,17 @@ def plot(results: dict[str, Any], processors: list[Accelerator], stem: Path) -> 
             axes.loglog(intensity, roof, lw=2.2 if p.measured else 1, label=label)
     batches = sorted({p["batch"] for p in results["phases"]})
     for p in results["phases"]:
-        style = "-" if p["batch"] == batches[0] else "--"
+        first = p["batch"] == batches[0]
+        style = "-" if first else "--"
         axes.axvline(p["intensity"], color=COLORS[p["phase"]], ls=style, lw=0.8)
         axes.annotate(
             f"{p['phase']}, batch {p['batch']}",
-            (p["intensity"], 0.0),
+            (p["intensity"], 0.0 if first else 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(-9, 6),
+            xytext=(-9, 6) if first else (3, -6),
             textcoords="offset points",
             rotation=90,
-            va="bottom",
+            va="bottom" if first else "top",
             fontsize=7,
             color=COLORS[p["phase"]],
         )
@@ -130,7 +131,7 @@ def plot(results: dict[str, Any], processors: list[Accelerator], stem: Path) -> 
     axes.set(xlabel="arithmetic intensity, FLOPs per byte", ylabel="FLOPs per second")
     axes.set_title(f"Roofline of {results['architecture']}")
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=7, loc="upper left")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=3)
     return plots.save(figure, stem)
 
 

@@ -1,8 +1,6 @@
-"""The speed model fitted to stored runs: what a step costs, predicted against measured, the best draft
-length.
+"""The speed model fitted to stored runs: costs of a step, predicted against measured, best draft length.
 
-Runs that differ only in the draft length predict each other, the predicted run left out. Needs no model
-and no torch.
+Runs that differ only in the draft length predict each other, the predicted run left out. Needs no model.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ class Options:
     """Options of `task=speed_model`."""
 
     name: str = "speed_model"
-    runs: list[str] = field(
-        default_factory=list
-    )  # folders or patterns of runs of task=measure, e.g. a sweep's
+    runs: list[str] = field(default_factory=list)  # folders or patterns, e.g. a sweep's
     longest: int = 16  # draft lengths tried, 0 … longest
 
     def __post_init__(self) -> None:

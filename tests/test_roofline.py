@@ -160,7 +160,8 @@ def test_latent_attention_of_deepseek_v2():
     """C = 512 + 64 numbers per token and layer instead of N·H = 16384 each for keys and values."""
     with_defaults = AutoConfig.for_model(
         "deepseek_v2", num_attention_heads=128, num_key_value_heads=128, kv_lora_rank=512,
-        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, hidden_size=5120, num_hidden_layers=60, num_experts_per_tok=6,
+        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, hidden_size=5120,
+        num_hidden_layers=60, num_experts_per_tok=6,
     )  # fmt: skip
     arch = Architecture.from_config(with_defaults)
     assert arch.kv_width == 576 and arch.kv_bytes(1000) == 1000 * 576 * 60 * 2

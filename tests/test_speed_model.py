@@ -229,9 +229,7 @@ def simulate(model, conditional, work: Workload, sequences=400, seed=0, noise=0.
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_the_prediction_is_what_a_simulated_loop_measures(gamma):
-    """400 sequences: the standard error of the simulated speedup is below 0.5 %; the end of the room adds
-    1 %.
-    """
+    """400 sequences: the simulated speedup's standard error is below 0.5 %; the end of the room adds 1 %."""
     work = Workload(tokens=129, context=300, prefill=0.2, drafter_prefill=0.02)
     plain, speculative, _ = simulate(CPU, FALLING[:gamma], work)
     predicted = CPU.predict(Acceptance.given(FALLING[:gamma]), work)

@@ -63,8 +63,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder's shape. The lecture's letters: V vocabulary, D hidden, F ffn, L layers, N heads, K
-    kv_heads, H head_dim.
+    """A decoder's shape: V vocab, D hidden, F ffn, L layers, N heads, K kv_heads, H head_dim.
 
     Arguments:
         windows: per layer, how many tokens it looks back at; `None` is all.

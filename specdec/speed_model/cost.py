@@ -83,9 +83,7 @@ def fit_target(steps: Steps) -> Cost:
 
 
 def fit_draft(steps: Steps) -> Cost:
-    """Drafting: a call, what any draft adds, each pass of a sequential drafter, each node, the drafter's
-    own cache.
-    """
+    """Drafting: a call, what any draft adds, each pass of a sequential drafter, each node, its own cache."""
     steps = steps.where(steps.drafting > 0)
     if not len(steps):
         return Cost()
@@ -109,9 +107,7 @@ def fit_overhead(steps: Steps) -> Cost:
 
 
 def _best_hinge(names: list[str], steps: Steps, seconds: np.ndarray, knots: list[float]) -> Cost:
-    """With a hinge where it explains enough more to pay for its two parameters (Bayesian information
-    criterion).
-    """
+    """With a hinge where it pays for its two parameters (Bayesian information criterion)."""
     best, _ = _robust(names, steps, seconds)
     scale = best.noise
     loss = _robust(names, steps, seconds, None, scale)[1] - np.log(max(len(steps), 2))

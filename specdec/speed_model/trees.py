@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 
 def best_tree(ranks: Sequence[Sequence[float]], nodes: int) -> tuple[list[int], list[int], list[float]]:
-    """Grow the tree by its most probable path, again and again (Medusa, 2401.10774 §2.3.3; Sequoia,
-    2402.12374 §3.1).
+    """Grow the tree by its most probable path, again and again (Medusa, 2401.10774 §2.3.3).
 
     A path's probability is the product of its ranks' rates, so it never exceeds its parent's, and ranks are
     sorted within a depth, so the greedy choice is the optimum.
 
     Arguments:
-        ranks: `ranks[d][r]`: probability that rank r is accepted at depth d + 1 if its parent is; falling
-            in r.
+        ranks: `ranks[d][r]`, falling in r: probability that rank r is accepted at depth d + 1, its parent
+            being accepted.
         nodes: N, at most.
 
     Returns:
@@ -25,9 +24,7 @@ def best_tree(ranks: Sequence[Sequence[float]], nodes: int) -> tuple[list[int], 
     parents: list[int] = []
     depths: list[int] = []
     reached: list[float] = [0.0] * len(ranks)
-    waiting: list[
-        tuple[float, int, int, int, float]
-    ] = []  # −probability, parent, depth, rank, parent's probability
+    waiting: list[tuple[float, int, int, int, float]] = []  # −probability, parent, depth, rank, parent's own
 
     def offer(parent: int, depth: int, rank: int, above: float) -> None:
         if depth < len(ranks) and rank < len(ranks[depth]) and ranks[depth][rank] > 0:
