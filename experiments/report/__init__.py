@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
+from experiments import spec_bench
 from experiments.report import stored
 from experiments.report.page import content
 from experiments.store import Run
@@ -24,6 +26,7 @@ class Options:
     name: str = "report"
     title: str | None = None  # of the page; by default drafter and target
     sample: str | None = None  # id of the prompt whose decode is shown step by step; by default a typical one
+    spec_bench: bool = False  # also write every run's answers in Spec-Bench's format
 
 
 def run(config: Config, run_dir: Path) -> None:
@@ -33,6 +36,10 @@ def run(config: Config, run_dir: Path) -> None:
     runs = stored.find(config.runs)
     store = Run(run_dir, config)
     written = write(runs, run_dir, config.task.title, config.task.sample)
+    if config.task.spec_bench:
+        for stored_run in runs:
+            model_id = re.sub(r"[^\w.=-]+", "_", f"{stored_run.config['target']['name']}-{stored_run.label}")
+            written += spec_bench.write(stored_run.records, run_dir, model_id)
     store.finish({"runs": [r.directory for r in runs], "files": [p.name for p in written]})
     for path in written:
         if path.suffix != ".png":

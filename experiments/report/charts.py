@@ -150,7 +150,7 @@ def _acceptance_by_position(runs: list[StoredRun]) -> Chart | None:
                            color=c.series[i % 6], label=run.label, **style)  # fmt: skip
         axes.set(xlabel="draft position (tree depth)", ylabel="accepted share", ylim=(0, 1.02))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="lower left")
+        axes.legend(loc="best" if single else "lower left")
 
     said = "; ".join(
         f"{r.label}: "
