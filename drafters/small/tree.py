@@ -53,7 +53,8 @@ class SmallTreeDrafter(SmallDrafter):
         device = sequences.ids.device
         parents = parents_of(self.branching)
         self.trees = [
-            Tree(torch.tensor(parents[: level[-1] + 1], dtype=torch.int64, device=device)) for level in self.levels
+            Tree(torch.tensor(parents[: level[-1] + 1], dtype=torch.int64, device=device))
+            for level in self.levels
         ]
 
     def propose(self, sequences: Sequences, draw: Draw, depth: int) -> Proposal:
@@ -67,7 +68,11 @@ class SmallTreeDrafter(SmallDrafter):
         for level, nodes in enumerate(self.levels[:depth]):
             if level:
                 q = self._laws(sequences, self.trees[level - 1], tokens)[:, self._slots(level - 1)]
-            alive = valid[:, self.levels[level - 1]] if level else torch.ones_like(sequences.root, dtype=torch.bool)
+            alive = (
+                valid[:, self.levels[level - 1]]
+                if level
+                else torch.ones_like(sequences.root, dtype=torch.bool)
+            )
             x, exists = self._children(q, alive, kind, draw, level, nodes[0])
             tokens, valid = torch.cat([tokens, x], 1), torch.cat([valid, exists], 1)
             laws.append(q.repeat_interleave(self.branching[level], 1))

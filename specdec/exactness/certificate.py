@@ -6,10 +6,12 @@ the joint law of all tokens is compared with what it should be. Knows no drafter
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +23,9 @@ from specdec.exactness import goodness
 from specdec.exactness.engine_law import (
     Outcome,
     TooManyBranches,
+    WrapSource,
     accepted_law,
+    composed_law,
     first_block,
     first_rows,
     output_law,
@@ -38,7 +42,7 @@ from specdec.verify import Rule
 PROOF_VOCABULARY, PROOF_TOLERANCE = 3, 1e-12
 MOST_VOCABULARY = 8
 LEAST_IN_CONTEXT = 100  # observations that a conditional test needs
-ONE_BY_ONE = 200  # sequences that are decoded once more at batch size 1
+CONTROL_POWER = 0.999
 REMEMBERED = 4096  # sequences whose tokens are kept for comparisons
 
 
@@ -62,9 +66,11 @@ class Plan:
     """How much is done for one pairing.
 
     Arguments:
-        sequences: N of the main scenario. batch_size: decoded together.
+        sequences: N of the main scenario.
         seed: of everything.
         main: the main scenario. side: names of further scenarios, at their share of N.
+        one_by_one: sequences that are decoded once more at batch size 1.
+        batch_size: sequences decoded together otherwise.
         engine: all other engine options.
     """
 
@@ -72,6 +78,7 @@ class Plan:
     seed: int
     main: Scenario = MAIN
     side: tuple[str, ...] = ()
+    one_by_one: int = 200
     batch_size: int = 4096
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -121,7 +128,9 @@ class Sample:
     remembered: list[list[int]] = field(default_factory=list)
 
 
-def certify(pairing: Pairing, bench: Bench, plan: Plan, report: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def certify(
+    pairing: Pairing, bench: Bench, plan: Plan, report: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Everything that is known about one pairing, as one record.
 
     Arguments:
@@ -132,7 +141,11 @@ def certify(pairing: Pairing, bench: Bench, plan: Plan, report: Callable[[str], 
         the family of tests. `law`: observed counts and probability of every outcome of the main scenario.
     """
     started = time.perf_counter()
-    record: dict[str, Any] = {"drafter": pairing.drafter, "rule": pairing.rule.name, "exact": pairing.rule.exact}
+    record: dict[str, Any] = {
+        "drafter": pairing.drafter,
+        "rule": pairing.rule.name,
+        "exact": pairing.rule.exact,
+    }
     if not pairing.rule.exact:
         return record | _distance(pairing, bench, plan) | {"seconds": time.perf_counter() - started}
     report("proof by enumeration")
@@ -156,10 +169,18 @@ def certify(pairing: Pairing, bench: Bench, plan: Plan, report: Callable[[str], 
 def run_scenario(
     pairing: Pairing, bench: Bench, plan: Plan, scenario: Scenario, factor: int = 1, salt: object = ""
 ) -> list[dict[str, Any]]:
-    """Sample one scenario and test it: `joint` over all tokens, and `after t` for each first token t."""
+    """Sample one scenario and test it.
+
+    Arguments:
+        factor: times the planned number of sequences. salt: anything that shall give other random numbers.
+
+    Returns:
+        `joint` over all tokens, `after token t` for each first token t and, of the main scenario, `accepted length`.
+    """
     count = round(plan.sequences * scenario.share) * factor
     sample = draw(pairing, bench, plan, scenario, count, salt)
-    return judge(sample, bench.laws(scenario), scenario.name)
+    accepted = _accepted(pairing, bench, plan) if scenario == plan.main else None
+    return judge(sample, bench.laws(scenario), scenario.name, accepted)
 
 
 def draw(
@@ -174,7 +195,9 @@ def draw(
     for start in range(0, count, plan.batch_size):
         ids = range(start, min(start + plan.batch_size, count))
         engine.ledger = Ledger()
-        for generation in engine.decode([prompts[i % len(prompts)] for i in ids], list(ids)):
+        with _no_collection():
+            generations = list(engine.decode([prompts[i % len(prompts)] for i in ids], list(ids)))
+        for generation in generations:
             sample.outcomes[generation.sequence % len(prompts)][tuple(generation.tokens)] += 1
             if generation.sequence < REMEMBERED:
                 sample.remembered += [[]] * (generation.sequence + 1 - len(sample.remembered))
@@ -185,8 +208,13 @@ def draw(
     return sample
 
 
-def judge(sample: Sample, laws: Sequence[Mapping[Outcome, float]], scenario: str) -> list[dict[str, Any]]:
-    """The tests of a sample against its exact laws, one per prompt."""
+def judge(
+    sample: Sample,
+    laws: Sequence[Mapping[Outcome, float]],
+    scenario: str,
+    accepted: Mapping[int, float] | None = None,
+) -> list[dict[str, Any]]:
+    """The tests of a sample against its exact laws, one per prompt, and that of the accepted length if known."""
     whole = Fit.sum([goodness.fit(c, law) for c, law in zip(sample.outcomes, laws, strict=True)])
     tests = [entry("joint", scenario, whole)]
     for number, (counts, law) in enumerate(zip(sample.outcomes, laws, strict=True)):
@@ -197,6 +225,8 @@ def judge(sample: Sample, laws: Sequence[Mapping[Outcome, float]], scenario: str
             seen = {outcome: n for outcome, n in counts.items() if outcome and outcome[0] == first}
             if sum(seen.values()) >= LEAST_IN_CONTEXT and len(given) > 1:
                 tests.append(entry(f"after token {first}{at}", scenario, goodness.fit(seen, given)))
+    if accepted is not None:
+        tests.append(entry("accepted length", scenario, goodness.fit(sample.accepted, accepted)))
     return tests
 
 
@@ -205,6 +235,49 @@ def entry(what: str, scenario: str, fit: Fit) -> dict[str, Any]:
     impossible = [[outcome, n] for outcome, n in fit.impossible.items()]
     values = {k: getattr(fit, k) for k in ("cells", "pooled", "df", "chi2", "p", "g", "g_p")}
     return {"what": what, "scenario": scenario, "n": fit.observations, **values, "impossible": impossible}
+
+
+def control(
+    name: str,
+    pairing: Pairing,
+    bench: Bench,
+    plan: Plan,
+    alpha: float,
+    wrap: WrapSource = lambda source: source,
+) -> dict[str, Any]:
+    """A negative control: a wrong pairing that the certificate must reject, with the computed power to do so.
+
+    Arguments:
+        plan: as many sequences at most; fewer if fewer reject with certainty (power ≥ .999).
+        alpha: level of the test.
+        wrap: what stands between engine and enumeration when the wrong law is computed.
+    """
+    started = time.perf_counter()
+    scenario, (exact, *_) = plan.main, bench.laws(plan.main)
+    target = bench.target(scenario.eos)
+    drafter = pairing.drafter_for(target)
+
+    def make(source: RandomSource, tokens: int) -> Engine:
+        return _engine(
+            pairing, target, scenario, plan, source, drafter, max_new_tokens=tokens, batch_size=1 << 20
+        )
+
+    prompt, *_ = scenario.prompts_for(target.vocab_size)
+    wrong = composed_law(make, prompt, scenario.tokens, scenario.eos, wrap)
+    for count in sorted({min(n, plan.sequences) for n in (2_000, 10_000, 20_000, 40_000, plan.sequences)}):
+        power = goodness.power_against(wrong, exact, count, alpha)
+        if power >= CONTROL_POWER:
+            break
+    fit = goodness.fit(draw(pairing, bench, plan, scenario, count).outcomes[0], exact)
+    return {
+        "control": name,
+        "tv": goodness.total_variation(wrong, exact),
+        "n": count,
+        "power": power,
+        "p": fit.p,
+        "rejected": fit.p < alpha,
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def seed_of(*names: object) -> int:
@@ -230,10 +303,8 @@ def _main(pairing: Pairing, bench: Bench, plan: Plan) -> tuple[list[dict], dict[
     """The main scenario at full N: its tests, its counts for the plot, and what can be compared exactly on the way."""
     scenario, (exact, *_) = plan.main, bench.laws(plan.main)
     sample = draw(pairing, bench, plan, scenario, plan.sequences)
-    tests = judge(sample, [exact], scenario.name)
     accepted = _accepted(pairing, bench, plan)
-    if accepted is not None:
-        tests.append(entry("accepted length", scenario.name, goodness.fit(sample.accepted, accepted)))
+    tests = judge(sample, [exact], scenario.name, accepted)
     counts = sample.outcomes[0]
     law = {
         "tokens": [list(o) for o in exact],
@@ -279,7 +350,9 @@ def _accepted(pairing: Pairing, bench: Bench, plan: Plan) -> dict[int, float] | 
     drafter = pairing.drafter_for(target)
 
     def make(source: RandomSource, tokens: int) -> Engine:
-        return _engine(pairing, target, plan.main, plan, source, drafter, max_new_tokens=tokens, batch_size=1 << 20)
+        return _engine(
+            pairing, target, plan.main, plan, source, drafter, max_new_tokens=tokens, batch_size=1 << 20
+        )
 
     try:
         prompt, *_ = plan.main.prompts_for(target.vocab_size)
@@ -292,11 +365,13 @@ def _one_by_one(pairing: Pairing, bench: Bench, plan: Plan, sample: Sample) -> d
     """Each sequence's tokens depend on its id and seed alone, not on who shares its batch."""
     target, scenario = bench.target(plan.main.eos), plan.main
     seed = seed_of(plan.seed, pairing.drafter, pairing.rule.name, scenario.name, "")
-    count = min(ONE_BY_ONE, len(sample.remembered))
+    count = min(plan.one_by_one, len(sample.remembered))
     engine = _engine(pairing, target, scenario, plan, seed, batch_size=1)
     prompt, *_ = scenario.prompts_for(target.vocab_size)
     alone = [g.tokens for g in engine.generate([prompt] * count)]
-    return _equal(f"batch sizes 1 and {plan.batch_size} give the same sequences", alone, sample.remembered[:count])
+    return _equal(
+        f"batch sizes 1 and {plan.batch_size} give the same sequences", alone, sample.remembered[:count]
+    )
 
 
 def _drafter_invariant(pairing: Pairing, bench: Bench, plan: Plan, sample: Sample) -> dict[str, Any]:
@@ -325,7 +400,11 @@ def _contract(pairing: Pairing, bench: Bench, plan: Plan) -> dict[str, Any]:
     engine = _engine(pairing, target, CONTRACT, plan, seed_of(plan.seed, "contract"), check_contract=True)
     engine.generate(CONTRACT.prompts_for(target.vocab_size) * 64)
     steps = len(engine.ledger.step_seconds)
-    return {"what": "contract of the drafter", "passed": True, "detail": f"{steps} steps redrawn and compared"}
+    return {
+        "what": "contract of the drafter",
+        "passed": True,
+        "detail": f"{steps} steps redrawn and compared",
+    }
 
 
 def _distance(pairing: Pairing, bench: Bench, plan: Plan) -> dict[str, Any]:
@@ -343,6 +422,18 @@ def _distance(pairing: Pairing, bench: Bench, plan: Plan) -> dict[str, Any]:
         "kl": goodness.kl_divergence(measured, exact),
         "tests": [entry("joint", plan.main.name, fit)],
     }
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing of so many small objects is garbage yet; looking for it would take a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _equal(what: str, expected: list[list[int]], found: list[list[int]]) -> dict[str, Any]:

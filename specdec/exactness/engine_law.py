@@ -22,7 +22,7 @@ Outcome = tuple[int, ...]
 MakeEngine = Callable[[RandomSource, int], Engine]  # (random source, max_new_tokens) → engine
 WrapSource = Callable[[RandomSource], RandomSource]
 ROUNDING = 1e-13
-MOST_BRANCHES = 200_000
+MOST_BRANCHES = 100_000
 
 
 class TooManyBranches(SpecdecError):
@@ -175,7 +175,8 @@ class _DrawWithinRoom(Draw):
 
     def __call__(self, q: Tensor, depth: int, node: int) -> Tensor:
         first = torch.nn.functional.one_hot(q.argmax(-1), q.shape[-1]).to(q.dtype)
-        return super().__call__(torch.where(depth < self.room[:, None], q, first), depth, node)
+        has_room = (depth < self.room).view(-1, *[1] * (q.dim() - 1))
+        return super().__call__(torch.where(has_room, q, first), depth, node)
 
 
 class _Settling:
@@ -193,7 +194,9 @@ class _SettlingDraws:
         self.draws = draws
 
     def bernoulli(self, probability: Tensor, purpose: int = Purpose.ACCEPT, index: int = 0) -> Tensor:
-        certain = torch.where(probability < ROUNDING, 0.0, torch.where(probability > 1 - ROUNDING, 1.0, probability))
+        certain = torch.where(
+            probability < ROUNDING, 0.0, torch.where(probability > 1 - ROUNDING, 1.0, probability)
+        )
         return self.draws.bernoulli(certain, purpose, index)
 
     def categorical(self, probs: Tensor, purpose: int | Tensor, index: int = 0) -> Tensor:

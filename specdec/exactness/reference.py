@@ -46,10 +46,12 @@ class Reference:
             with torch.inference_mode():
                 logits = self.hf(input_ids=torch.tensor(missing), use_cache=False).logits[:, -1]
             self._logits |= dict(zip(missing, logits.numpy(), strict=True))
-        return np.stack([
-            processed(self._logits[text], sampling, text, len(context), self.eos_token_ids)
-            for text, context in zip(texts, contexts, strict=True)
-        ])
+        return np.stack(
+            [
+                processed(self._logits[text], sampling, text, len(context), self.eos_token_ids)
+                for text, context in zip(texts, contexts, strict=True)
+            ]
+        )
 
     def joint(self, prompt: Sequence[int], sampling: Sampling, length: int) -> dict[Outcome, float]:
         """The law of the first `length` new tokens; outcomes that end with an end-of-sequence token are shorter."""
