@@ -579,18 +579,8 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-VIEWS = (
-    "view",
-    "_unsafe_view",
-    "expand",
-    "transpose",
-    "unsqueeze",
-    "slice",
-    "select",
-    "t",
-    "detach",
-    "alias",
-)
+VIEWS = """view _unsafe_view expand expand_as transpose unsqueeze slice select t detach alias flatten
+reshape to""".split()
 
 
 def test_drafting_waits_for_nothing_and_takes_few_operators(target):

@@ -211,8 +211,14 @@ class Published:
             raise OptionError("drafter.checkpoint", self.path, remedy)
 
 
-def save_pretrained(model: EagleModel, folder: str | Path, card: str = "") -> Path:
-    """Write config.json, model.safetensors and perhaps a card; `drafter.checkpoint=FOLDER` loads them."""
+def save_pretrained(
+    model: EagleModel, folder: str | Path, card: str = "", dtype: torch.dtype | None = None
+) -> Path:
+    """Write config.json, model.safetensors and perhaps a card; `drafter.checkpoint=FOLDER` loads them.
+
+    Arguments:
+        dtype: of the weights; `None` = as they are.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     a = model.architecture
@@ -229,7 +235,10 @@ def save_pretrained(model: EagleModel, folder: str | Path, card: str = "") -> Pa
         "layer": layer,
     }
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if card:
         (folder / "README.md").write_text(card, encoding="utf-8")

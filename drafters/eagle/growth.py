@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from drafters.eagle.model import EagleModel
+from specdec.attention import tree_attention
 from specdec.cache import SlotCache
 from specdec.distribution import Prefix
 from specdec.sequences import Sequences
@@ -61,10 +62,19 @@ class Memory:
         return state
 
     def forward(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Write entries `[B, T]` behind the last ones; `[B, T, H]` the states after them."""
+        """Write entries `[B, T]` behind the last ones; `[B, T, H]` the states after them.
+
+        Arguments:
+            tokens, states: as in `EagleModel`. positions: `[B, T]`. mask: `[B, 1, T, S]` additive.
+        """
         cache = self.cache
         cache.begin(tokens.shape[1])
-        after = self.model(tokens, states, (self.cos[positions], self.sin[positions]), mask, cache)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = cache.layers[layer].update(k, v)
+            return tree_attention(self.model, q, k, v, mask)[0].flatten(2)
+
+        after = self.model(tokens, states, (self.cos[positions], self.sin[positions]), attend)
         cache.lengths = cache.lengths + tokens.shape[1]
         cache.longest += tokens.shape[1]
         return after

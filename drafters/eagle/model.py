@@ -6,7 +6,7 @@ target's hidden states where the target has been, and the network's own output w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,10 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from specdec.attention import tree_attention
 from specdec.model import Model
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention of layer i over what is to be seen: q `[B, H, T, D]`, k, v `[B, H_kv, T, D]` → `[B, T, H·D]`."""
 
 PARTS = {  # what a checkpoint may or may not have
     "fc_bias",
@@ -64,13 +66,13 @@ class Architecture:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with RoPE over whatever `memory` gives back."""
+    """Grouped queries with RoPE; what they see is the business of `attend`."""
 
-    def __init__(self, config: LlamaConfig, input_size: int, parts: frozenset[str]):
+    def __init__(self, config: LlamaConfig, index: int, input_size: int, parts: frozenset[str]):
         super().__init__()
         dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
         bias = "qkv_bias" in parts
-        self.head_dim = dim
+        self.index, self.head_dim = index, dim
         self.q_proj = nn.Linear(input_size, heads * dim, bias)
         self.k_proj = nn.Linear(input_size, kv_heads * dim, bias)
         self.v_proj = nn.Linear(input_size, kv_heads * dim, bias)
@@ -78,15 +80,13 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(dim, config.rms_norm_eps) if "qk_norm" in parts else None
         self.k_norm = nn.RMSNorm(dim, config.rms_norm_eps) if "qk_norm" in parts else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, memory: Any) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         shape = (*x.shape[:2], -1, self.head_dim)
         q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *rope)
-        k, v = memory.update(k, v.transpose(1, 2))  # [B, H_kv, S, D]
-        out, _ = tree_attention(self, q, k, v, mask, scaling=self.head_dim**-0.5)
-        return self.o_proj(out.flatten(2))
+        return self.o_proj(attend(self.index, q, k, v.transpose(1, 2)))
 
 
 class Feedforward(nn.Module):
@@ -113,14 +113,14 @@ class Layer(nn.Module):
         wide = architecture.generation == 3 and index == 0
         normed = architecture.generation == 3 or index > 0 or "entry_norm" in parts
         self.norm_before_residual = architecture.norm_before_residual
-        self.self_attn = Attention(config, 2 * size if wide else size, parts)
+        self.self_attn = Attention(config, index, 2 * size if wide else size, parts)
         self.mlp = Feedforward(config, "mlp_bias" in parts)
         self.hidden_norm = nn.RMSNorm(size, eps) if wide else None
         self.input_layernorm = nn.RMSNorm(size, eps) if normed else nn.Identity()
         self.post_attention_layernorm = nn.RMSNorm(size, eps)
 
     def forward(
-        self, hidden: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, memory: Any
+        self, hidden: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], attend: Attend
     ) -> Tensor:
         if self.hidden_norm is None:
             x = self.input_layernorm(hidden)
@@ -128,7 +128,7 @@ class Layer(nn.Module):
             normed = self.hidden_norm(hidden)
             x = torch.cat([self.input_layernorm(embedding), normed], -1)
             hidden = normed if self.norm_before_residual else hidden
-        hidden = hidden + self.self_attn(x, rope, mask, memory)
+        hidden = hidden + self.self_attn(x, rope, attend)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -183,30 +183,28 @@ class EagleModel(nn.Module):
 
     def states(self, features: Iterable[Tensor]) -> Tensor:
         """The target's features `[B, T, H_t]` each → states `[B, T, H]` of the same positions."""
-        joined = torch.cat([f.to(self.fc.weight.device) for f in features], -1)
+        joined = torch.cat([f.to(self.fc.weight.device, self.fc.weight.dtype) for f in features], -1)
         return self.fc(self.feature_norm(joined)) if self.architecture.generation == 3 else joined
 
-    def forward(
-        self, tokens: Tensor, states: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, memory: Any
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, states: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """The states after some entries.
 
         Arguments:
             tokens: `[B, T]` int64, each entry's token.
             states: `[B, T, H]` the state *before* that token.
             rope: cosine and sine `[B, T, D]` of the entries' positions.
-            mask: `[B, 1, T, S]` additive.
-            memory: `memory.layers[i].update(keys, values)` keeps a layer's and returns all of the S.
+            attend: attention over the entries that each one is to see.
 
         Returns:
             `[B, T, H]` the state after each token.
         """
-        embedding = self.embedding_norm((self.embed_tokens or self._lent["embed"])(tokens))
+        embed = self.embed_tokens or self._lent["embed"]
+        embedding = self.embedding_norm(embed(tokens).to(states.dtype))
         hidden = states
         if self.architecture.generation == 1:
             hidden = self.fc(torch.cat([embedding, states], -1))
-        for layer, kept in zip(self.layers, memory.layers, strict=True):
-            hidden = layer(hidden, embedding, rope, mask, kept)
+        for layer in self.layers:
+            hidden = layer(hidden, embedding, rope, attend)
         return hidden
 
     def logits(self, states: Tensor) -> Tensor:
@@ -215,12 +213,16 @@ class EagleModel(nn.Module):
         if self.lm_head is not None:
             return self.lm_head(normed)
         weight, bias = self._lent["head"]
-        return torch.nn.functional.linear(normed, weight, bias)
+        return torch.nn.functional.linear(normed.to(weight.dtype), weight, bias)
 
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine `[positions, D]`, in float32 precision whatever the weights' dtype."""
-        weight = self.fc.weight
-        if self._rope is None or len(self._rope[0]) < positions or self._rope[0].device != weight.device:
+        weight, known = self.fc.weight, self._rope
+        if (
+            known is None
+            or len(known[0]) < positions
+            or (known[0].device, known[0].dtype) != (weight.device, weight.dtype)
+        ):
             rotary = LlamaRotaryEmbedding(self.architecture.layer).to(weight.device)
             cos, sin = rotary(weight, torch.arange(positions, device=weight.device)[None])
             self._rope = cos[0], sin[0]

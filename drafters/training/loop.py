@@ -168,6 +168,8 @@ class Loop:
             losses = soft_cross_entropy(prediction.logits, law)
             sums[depth] += float(losses.detach().sum())
             counts[depth] += len(losses)
+            if prediction.regression is not None:
+                losses = losses + prediction.regression
             total = total + weight * losses.mean()
             weight *= self.trainable.discount
         return total

@@ -23,12 +23,14 @@ class Prediction:
         place: `[P]` int64, the places whose tokens are guessed; the target's law of them is that of the state
             one place before.
         origin: `[P]` int64, the places from which the draft goes out, equal at all depths of one draft.
+        regression: `[P]` what else is to be small there, e.g. the distance of states from the target's.
     """
 
     logits: Tensor
     row: Tensor
     place: Tensor
     origin: Tensor
+    regression: Tensor | None = None
 
 
 class Trainable(ABC):
