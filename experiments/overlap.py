@@ -1,7 +1,7 @@
 """Overlap between what a drafter was trained on and what it is evaluated on, by n-grams.
 
 A drafter that has seen the evaluation prompts is measured too well. A prompt's overlap is the share of its
-distinct n-grams that occur anywhere in the training data; its pair is the training text that shares most of them.
+distinct n-grams that occur anywhere in the training data; its pair is the training text that shares most.
 
 `python run.py task=overlap task.training=<folder of shards, JSONL or text>`
 """
@@ -54,7 +54,8 @@ def run(config: Config, run_dir: Path) -> None:
         target = Model.load(config.target)
         if target.tokenizer is None:
             raise OptionError("target", config.target.name, "has no tokenizer to compare token ids with.")
-        texts = [target.tokenizer(text, add_special_tokens=False).input_ids for text in texts]  # no chat template
+        # without the chat template, which every prompt and every training text share
+        texts = [target.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         training = shards(path)
     store = Run(run_dir, config)
     found = overlaps(texts, training)
@@ -114,9 +115,7 @@ def overlaps(asked: Sequence[Text], training: Iterable[Text], n: int | None = No
             if len(common) > most.get(prompt, (0,))[0]:
                 most[prompt] = (len(common), number, min(common, key=str))
     result = [
-        Overlap(
-            p, text, len(found[p]) / len(grams[p]), shared_count, " ".join(str(unit) for unit in example)
-        )
+        Overlap(p, text, len(found[p]) / len(grams[p]), shared_count, " ".join(str(unit) for unit in example))
         for p, (shared_count, text, example) in most.items()
     ]
     return sorted(result, key=lambda o: (-o.share, o.prompt))

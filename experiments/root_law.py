@@ -68,13 +68,18 @@ def distance(rule: Rule, proposal: Proposal, p: Tensor) -> list[float]:
         else:
             tokens, weight = proposal.tokens[row, siblings][None], p.new_ones(1, dtype=torch.float64)
         law = first_token_law(rule, proposal, tokens, root, row)
+        if law is None:
+            continue
         emitted = (weight / weight.sum()) @ law
         found.append(0.5 * float((emitted - root.double()).abs().sum()))
     return found
 
 
-def first_token_law(rule: Rule, proposal: Proposal, tokens: Tensor, root: Tensor, row: int) -> Tensor:
-    """`[C, V]`: law of the first emitted token for each draft of depth 1, `tokens` `[C, K]`, K siblings."""
+def first_token_law(rule: Rule, proposal: Proposal, tokens: Tensor, root: Tensor, row: int) -> Tensor | None:
+    """`[C, V]`: law of the first emitted token for each draft of depth 1, `tokens` `[C, K]`, K siblings.
+
+    `None` for a rule that draws its token first and decides by it: there is no decision to follow.
+    """
     count, width = tokens.shape
     tree = Tree(torch.full((width,), -1, device=tokens.device))
     q = None if proposal.q is None else proposal.q[row, :1].expand(count, width, -1)
@@ -84,6 +89,10 @@ def first_token_law(rule: Rule, proposal: Proposal, tokens: Tensor, root: Tensor
     for decisions in product((True, False), repeat=width):
         draws = _Followed(decisions, count, root.device)
         verdict = rule(draft, p, draws)
+        if not torch.equal(
+            rule(draft, p, _Followed(decisions, count, root.device, least=True)).path, verdict.path
+        ):
+            return None
         kept = verdict.accepted > 0
         first = tokens.gather(1, verdict.path[:, :1].clamp(min=0))[:, 0]
         one_hot = torch.zeros_like(law).scatter_(1, first[:, None], 1.0)
@@ -95,9 +104,13 @@ class _Followed:
     """`Draws` that take given decisions by node number, weigh them, and keep the law of the last token drawn.
 
     A decision that is not asked for weighs ½ both ways, so that the weights of all decisions sum to one.
+
+    Arguments:
+        decisions: by node. count: rows. least: draw the least probable token instead of the most probable.
     """
 
-    def __init__(self, decisions: tuple[bool, ...], count: int, device: torch.device):
+    def __init__(self, decisions: tuple[bool, ...], count: int, device: torch.device, least: bool = False):
+        self.least = least
         self.decisions = torch.tensor(decisions, device=device)
         self.chance = torch.full((count, len(decisions)), 0.5, dtype=torch.float64, device=device)
         self.last: Tensor = torch.zeros((), dtype=torch.float64, device=device)
@@ -118,14 +131,14 @@ class _Followed:
         law = probs.double() / probs.double().sum(-1, keepdim=True)
         self.last = torch.zeros(len(self.chance), probs.shape[-1], dtype=torch.float64, device=probs.device)
         self.last[self.rows] = law
-        return probs.argmax(-1)
+        return torch.where(law > 0, law, torch.inf).argmin(-1) if self.least else law.argmax(-1)
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
         return self.categorical(probs, Purpose.RACE)
 
     def select(self, rows: Tensor) -> _Followed:
         part = object.__new__(_Followed)
-        part.decisions, part.chance = self.decisions, self.chance
+        part.decisions, part.chance, part.least = self.decisions, self.chance, self.least
         part.last, part.rows = self.last, self.rows[rows]
         return part
 
