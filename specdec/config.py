@@ -89,7 +89,7 @@ class EngineConfig:
     ignore_eos: bool = False
     prefill_chunk: int = 512  # prompt tokens per prefill forward
     check_contract: bool = False  # re-draw every proposal and compare it with its declaration
-    fixed_width: int | None = None  # pad every forward to this many tokens: same rounding at any width
+    fixed_width: int | None = None  # pad every forward to this many tokens (a multiple of 16): same rounding
     threads: int | None = None  # CPU threads; null = as the machine has
 
     def __post_init__(self) -> None:

@@ -55,6 +55,10 @@ class Engine:
         )
         if self.config.stop and target.tokenizer is None:
             raise OptionError("engine.stop", self.config.stop, "stop strings need a target with a tokenizer.")
+        width, needed = self.config.fixed_width, self.drafter.max_nodes + 1
+        if width is not None and width < needed:
+            remedy = f"is too narrow: the root and the draft of drafter={self.drafter.name} need {needed}."
+            raise OptionError("engine.fixed_width", width, remedy)
         for words in self.sampling.bad_words:
             self._refuse_unknown_tokens("sampling.bad_words", words)
         if isinstance(source, int) and not 0 <= source < 2**64:

@@ -77,7 +77,7 @@ def test_every_accepted_length(pair, wrong_at, batch_size):
         assert row.accepted == (row.depth if full else wrong_at) and row.bonus == full
 
 
-@pytest.mark.parametrize("fixed_width", [1, 6])
+@pytest.mark.parametrize("fixed_width", [4, 16])
 @pytest.mark.parametrize("prefill_chunk", [1, 7])
 def test_options_of_the_arithmetic_change_no_token(pair, fixed_width, prefill_chunk):
     target, expected = pair
@@ -163,6 +163,11 @@ def test_step_seconds_hold_the_shape_of_the_forward(tiny64):
     run.generate(prompts)
     shapes = [step[:3] for step in run.ledger.step_seconds]
     assert shapes == [(3, 0, 10), (3, 0, 11), (2, 0, 11), *((1, 0, n) for n in range(6, 12))]
+
+
+def test_a_fixed_width_that_a_draft_would_exceed(tiny64):
+    with pytest.raises(OptionError, match="engine.fixed_width=3: .* drafter=small need 4"):
+        engine(tiny64, "small", fixed_width=3)
 
 
 # ---------------------------------------------------------------- what must stop with a clear error

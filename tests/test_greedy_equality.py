@@ -12,7 +12,7 @@ from specdec.exactness.triage import triage
 from specdec.model import Model
 from specdec.verify import build as build_rule
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(3600)]
 
 PROMPTS, TOKENS = 32, 64
 DRAFTERS = {
@@ -68,19 +68,12 @@ def target16() -> Model:
 
 def test_bfloat16_differs_only_in_numeric_ties(target16, asked):
     """Every difference from the engine's own autoregressive output is explained, none by a logic bug."""
-    baseline = decode(target16, "none", asked[:12], batch_size=1).results
+    baseline = decode(target16, "none", asked[:8], batch_size=1).results
     for name in ("ngram", "small"):
-        found = decode(target16, name, asked[:12], batch_size=1).results
+        found = decode(target16, name, asked[:8], batch_size=1).results
         for a, b in zip(baseline, found, strict=True):
             verdict = triage(target16, a.prompt, a.tokens, b.tokens, eos_token_ids=target16.eos_token_ids)
             assert verdict["verdict"] in ("equal", "numeric tie"), verdict
-
-
-def test_bfloat16_with_a_fixed_width_does_not_differ(target16, asked):
-    """Forwards of one width round alike, so that drafting changes no token even in bfloat16."""
-    baseline = decode(target16, "none", asked[:6], batch_size=1, fixed_width=9).results
-    found = decode(target16, "ngram", asked[:6], batch_size=1, fixed_width=9).results
-    assert [g.tokens for g in found] == [g.tokens for g in baseline]
 
 
 def test_the_engine_itself_costs_little(target, asked):
