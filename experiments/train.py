@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 import drafters
@@ -88,7 +89,10 @@ class Distilled:
 def run(config: Config, run_dir: Path) -> None:
     """Distil, train, tune, save; checkpoint, curves and summary in `run_dir`."""
     options: Options = config.task
-    builder = trainer_of(config.drafter.name)
+    trainer = trainer_of(config.drafter.name)
+    trainer.check(config.drafter)
+    if options.compare and not hasattr(config.drafter, "layers"):
+        raise OptionError("task.compare", options.compare, "is only for drafter=small.")
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     keep_freed_memory()
@@ -103,11 +107,12 @@ def run(config: Config, run_dir: Path) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
     target = Model.load(config.target)
-    store = Run(run_dir, config, target=target.provenance)
+    (run_dir,) = broadcast_object_list([run_dir])
+    store = Run(run_dir, config, target=target.provenance) if accelerator.is_main_process else None
     with accelerator.main_process_first():
         data = distilled(options, target, config, console)
     token_map = _token_map(options, data.answers, target)
-    trainable: Trainable = builder(config.drafter, target, token_map, data.answers)
+    trainable: Trainable = trainer.build(config.drafter, target, token_map, data.answers)
     teacher = Teacher(target, trainable.layers, trainable.prompts, trainable.token_map)
     with accelerator.main_process_first():
         learn, check = _features(options, teacher, data, console)
@@ -119,13 +124,13 @@ def run(config: Config, run_dir: Path) -> None:
     compared = []
     for layers in options.compare:
         say(f"comparing: {layers} layers")
-        other = builder(replace(config.drafter, layers=layers), target, token_map, data.answers)
+        other = trainer.build(replace(config.drafter, layers=layers), target, token_map, data.answers)
         tried = loop_for(other, options.compare_steps, run_dir / f"compare-{layers}").run()
         compared.append(comparison(layers, other, tried))
     loop = loop_for(trainable, options.steps, run_dir)
     history = loop.run()
     tuned = trainable.adapt(loop.held_out_validation().ranks)
-    if not accelerator.is_main_process:
+    if store is None:
         return
     summary = {
         "data": data.counts | {"folder": str(data.folders[0])},
@@ -155,7 +160,7 @@ def run(config: Config, run_dir: Path) -> None:
 
 
 def trainer_of(name: str) -> Any:
-    """`build(config, target, token_map, data.answers) -> Trainable` of `drafters/<name>/train.py`.
+    """`drafters/<name>/train.py`: `check(config)`, `build(config, target, token_map, answers) -> Trainable`.
 
     Raises:
         OptionError: this drafter has nothing to train.
@@ -163,7 +168,7 @@ def trainer_of(name: str) -> Any:
     able = [n for n in drafters.names() if importlib.util.find_spec(f"drafters.{n}.train")]
     if name not in able:
         raise OptionError("drafter", name, f"has nothing to train; {suggest(name, able)}")
-    return importlib.import_module(f"drafters.{name}.train").build
+    return importlib.import_module(f"drafters.{name}.train")
 
 
 def _precision(config: Config) -> str:

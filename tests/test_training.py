@@ -457,8 +457,8 @@ def test_predicted_speedup_is_the_papers_formula():
 
 def test_impossible_cuts_are_refused(target, answers):
     for options, message in [
-        ({}, "drafter.layers=None: give the number of layers to keep, 1 to 4"),
-        ({"layers": 9}, "drafter.layers=9"),
+        ({}, "drafter.layers=None: give the number of the target's layers to keep"),
+        ({"layers": 9}, "drafter.layers=9: the target has only 4"),
         ({"layers": 1, "units": 999}, "drafter.units=999: the target has only"),
         ({"layers": 1, "groups": 2}, "drafter.groups=2: the target has only 1"),
     ]:
@@ -467,6 +467,30 @@ def test_impossible_cuts_are_refused(target, answers):
 
 
 # ---------------------------------------------------------------- the task
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["drafter=small"], "drafter.layers=None: give the number"),
+        (["drafter=small", "drafter.path=/no/such"], "training goes on only with checkpoints of task=train"),
+        (["drafter=medusa", "drafter.draft_vocab=9"], "training takes task.draft_vocab"),
+        (["drafter=medusa", "task.compare=[2]"], "task.compare=.*only for drafter=small"),
+        (
+            ["drafter=medusa", "task.draft_vocab=some"],
+            "task.draft_vocab=some: must be a number of tokens, or full",
+        ),
+        (["drafter=medusa", "task.precision=int8"], "task.precision=int8: .*bf16"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_loaded(
+    overrides, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Model, "load", lambda *args: pytest.fail("the target was loaded"))
+    with initialize_config_module("conf", version_base="1.3"):
+        config = conf.resolve(compose("config", overrides=["task=train", "target=tiny", *overrides]))
+    with pytest.raises(OptionError, match=message):
+        experiments.run(config, tmp_path)
 
 
 def test_drafters_without_training_say_so():

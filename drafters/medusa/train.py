@@ -15,6 +15,7 @@ from drafters.medusa.heads import HeadsSpec, MedusaHeads
 from drafters.training.batches import Batch
 from drafters.training.shards import Answer
 from drafters.training.trainable import Prediction, Trainable
+from specdec.errors import OptionError
 from specdec.model import Model
 
 RANKS = 16  # of each head that a tuned tree may use
@@ -72,6 +73,13 @@ class MedusaTraining(Trainable):
 
     def save(self, folder: Path, card: str) -> Path:
         return save_heads(self.module, folder, self.target.provenance.get("source") or self.target.name, card)
+
+
+def check(config: Config) -> None:
+    """Refuse options that cannot be trained, before anything slow."""
+    if config.draft_vocab is not None:
+        remedy = "is for random weights; training takes task.draft_vocab."
+        raise OptionError("drafter.draft_vocab", config.draft_vocab, remedy)
 
 
 def build(

@@ -72,6 +72,20 @@ class SmallTraining(Trainable):
         return nn.functional.linear(states, head.weight.to(states.dtype))
 
 
+def check(config: Config) -> None:
+    """Refuse options that cannot be trained, before anything slow.
+
+    Raises:
+        OptionError: no number of layers, or a checkpoint that training did not make.
+    """
+    if config.path is None and config.layers is None:
+        raise OptionError("drafter.layers", None, "give the number of the target's layers to keep, e.g. 4.")
+    if config.path is not None and not is_pruned(config.path):
+        raise OptionError(
+            "drafter.path", config.path, "training goes on only with checkpoints of task=train."
+        )
+
+
 def build(
     config: Config, target: Model, token_map: Tensor | None, answers: Sequence[Answer] = ()
 ) -> SmallTraining:
@@ -81,20 +95,15 @@ def build(
         answers: of the target; importance is measured on the first ones.
 
     Raises:
-        OptionError: no number of layers, or more than there are.
+        OptionError: more is to be kept than there is.
     """
     if config.path is not None:
-        if not is_pruned(config.path):
-            raise OptionError(
-                "drafter.path", config.path, "training goes on only with checkpoints of task=train."
-            )
         small = load_pruned(config.path, target)
         head = small.hf.get_output_embeddings()
         return SmallTraining(small, target, head.token_map if isinstance(head, MappedHead) else None)
-    depth = target.config.num_hidden_layers
-    if config.layers is None or config.layers > depth:
-        remedy = f"give the number of layers to keep, 1 to {depth}."
-        raise OptionError("drafter.layers", config.layers, remedy)
+    check(config)
+    assert config.layers is not None
+    _at_most("layers", config.layers, target.config.num_hidden_layers)
     batch = pad(answers[:CALIBRATION]).to(target.device)
     influence, loss = block_influence(target, batch), leave_one_out(target, batch)
     kept = best(loss if config.importance == "loss" else influence, config.layers)
