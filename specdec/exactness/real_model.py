@@ -1,7 +1,7 @@
 """Checks of exactness on a real model, whose law is too large to enumerate.
 
-Greedy output must equal the autoregressive output, token for token in float32 and up to numeric ties below; sampled
-output must follow the same law as autoregressive sampling, which a two-sample test of the first tokens examines.
+Greedy output must equal the autoregressive output, token for token in float32 and up to numeric ties below;
+sampled output must follow the law of autoregressive sampling, which a two-sample test of the first tokens examines.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def greedy_agreement(
     config: EngineConfig,
     report: Report = lambda message: None,
 ) -> Counter[str]:
-    """How often the greedy output equals the autoregressive one, is a numeric tie away from it, or is wrong."""
+    """How often the greedy output equals the autoregressive one, is a numeric tie away, or is wrong."""
     found: Counter[str] = Counter()
     for number, prompt in enumerate(prompts, start=1):
         expected, actual = (
@@ -102,7 +102,7 @@ def sampled_agreement(
 ) -> TwoSample:
     """Autoregressive against speculative sampling of the same prompt at temperature 1, from disjoint seeds.
 
-    The first token comes from the prefill, the same code for both: the `compared` tokens after it are examined.
+    The first token comes from the prefill, the same code for both: `compared` tokens after it are examined.
 
     Arguments:
         sequences: per sample.
