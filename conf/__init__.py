@@ -7,11 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import drafters
-from conf import sweeps
 from specdec.config import Config, explain
 
 ConfigStore.instance().store(name="schema", node=Config)
-sweeps.register()
 
 
 def resolve(cfg: DictConfig) -> Config:

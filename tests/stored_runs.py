@@ -10,8 +10,8 @@ PIECES = {str(t): f" t{t}" for t in range(20)} | {"9": "\n", "8": "\x04"}
 
 
 def record(method: str, unit: int = 0, **changes: Any) -> dict[str, Any]:
-    """One sample. Speculative: two steps of γ = 3, the first accepts 1, the second all 3, of which one and the
-    bonus lie behind a stop.
+    """One sample. Speculative: two steps of γ = 3, the first accepts 1, the second all 3, of which one and
+    the bonus lie behind a stop.
     """
     speculative = method == "speculative"
     steps = {
@@ -53,7 +53,7 @@ def record(method: str, unit: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def write_run(directory: Path, units: int = 4, finished: bool = True, **options: Any) -> Path:
-    """A run of `task=measure` with `units` prompts; `options` like `drafter={"name": "ngram", "gamma": 3}`."""
+    """A run of `task=measure` with `units` prompts; `options`: config, flags, records."""
     directory.mkdir(parents=True)
     config = {
         "task": {"name": "measure"},

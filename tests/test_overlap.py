@@ -14,7 +14,7 @@ from specdec.errors import OptionError
 
 
 def test_shares_of_words():
-    """n = 3. The prompt has 4 distinct trigrams; text 0 holds one of them, text 2 two others and one again."""
+    """n = 3: 4 trigrams; text 0 holds one of them, text 2 two others and that one."""
     asked = ["a b c d e f", "nothing in common here at all"]
     training = ["x A, b c y", "unrelated words only", "c d e f! then a b c"]
     [found] = overlap.overlaps(asked, training, n=3)

@@ -130,7 +130,7 @@ def test_a_rule_that_draws_first_and_decides_by_it_is_not_told():
 
 
 def test_a_lossy_rule_is_at_its_distance():
-    """Who accepts everything emits q, so its distance is TV(p, q); a deterministic draft x has TV 1 − p(x)."""
+    """Who accepts everything emits q, so is at TV(p, q); of a deterministic draft x, at 1 − p(x)."""
     p, q = laws(2, 7)[None], laws(1, 7, seed=1)[None]
     drafted = Proposal.chain(torch.tensor([[2]]), q)
     apart = 0.5 * float((p[0, 0] - q[0, 0]).abs().sum())
@@ -140,14 +140,14 @@ def test_a_lossy_rule_is_at_its_distance():
 
 
 def test_typical_acceptance_by_hand():
-    """p = (.6, .4): min(ε, δ e^{−H}) accepts both tokens, so token 0 drafted for certain is emitted for certain."""
+    """p = (.6, .4): min(ε, δ e^{−H}) accepts both, so token 0, drafted for certain, is emitted for certain."""
     p = torch.tensor([[[0.6, 0.4], [0.5, 0.5]]], dtype=torch.float64)
     typical = verify.build({"name": "typical"})
     assert distance(typical, Proposal.chain(torch.tensor([[0]])), p) == pytest.approx([0.4])
 
 
 def test_undecided_siblings_weigh_one_in_all():
-    """Two deterministic siblings and an exact rule that may stop at the first: the law is still the target's."""
+    """Two deterministic siblings and an exact rule that may stop at the first: still the target's law."""
     p = laws(3, 6)[None]
     fork = Proposal(torch.tensor([[1, 4]]), Tree(torch.tensor([-1, -1])))
     assert distance(verify.build({"name": "recursive"}), fork, p) == pytest.approx([0.0], abs=1e-12)
