@@ -270,7 +270,15 @@ def _bench(config: TargetConfig) -> Bench:
 
 
 def perform(job: Job, report: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """One job's record."""
+    """One job's record; an unforeseen error says whose it was."""
+    try:
+        return _perform(job, report)
+    except Exception as error:
+        error.add_note(f"while certifying {job.label}")
+        raise
+
+
+def _perform(job: Job, report: Callable[[str], None]) -> dict[str, Any]:
     bench = _bench(job.target)
     if job.kind == "control":
         wrong = importlib.import_module(CONTROLS).controls()[job.drafter[0]]

@@ -112,6 +112,14 @@ def test_the_drafter_does_not_disturb_the_targets_features():
     assert target._captured == {}
 
 
+def test_the_target_keeps_the_features_of_the_layers_cut_off():
+    target = tiny("float64")
+    first_layers(target, 1)
+    target.features = (0, 1)
+    output = target.prefill(torch.tensor([[1, 2, 3]]), torch.tensor([3]), target.new_cache(1, 8))
+    assert set(output.features) == {0, 1}
+
+
 # ---------------------------------------------------------------- stopping by confidence
 
 

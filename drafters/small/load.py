@@ -42,12 +42,12 @@ def first_layers(target: Model, layers: int) -> Model:
     memo = {id(parameter): parameter for parameter in target.hf.parameters()}
     memo |= {id(layer): layer for layer in list(target.hf.get_decoder().layers)[layers:]}
     small = copy.deepcopy(target.hf, memo)
-    for module in small.modules():  # the copy's activations are not the target's features
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
     decoder = small.get_decoder()
     decoder.layers = nn.ModuleList(list(decoder.layers)[:layers])
     small.config.get_text_config().num_hidden_layers = layers
+    for module in small.modules():  # after the cut: the layers cut off are the target's, and so are their hooks
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
     return Model(small, target.tokenizer, f"{target.name}[:{layers}]", context_length=target.context_length)
 
 
