@@ -81,8 +81,8 @@ def test_the_tail_is_hesterbergs(units):
 
 
 def test_coverage_is_better_than_the_percentile_intervals():
-    """400 samples of 5 lognormal clusters, fixed seed. Ours covers .89 (3000 samples): below .85 with probability
-    .01. The plain percentile interval, the mutant, covers .80: above .85 with probability .006."""
+    """400 samples of 5 lognormal clusters, fixed seed. Ours covers .89 (3000 samples): below .85 with
+    probability .01. The plain percentile interval, the mutant, covers .80: above .85 with probability .006."""
     rng = np.random.default_rng(3)
     draw = lambda n: (rng.lognormal(0, 0.5, n) * 20, np.full(n, 20.0))  # noqa: E731
     truth = math.exp(0.125)
@@ -193,8 +193,8 @@ def test_blanks_and_control_characters_are_visible():
 
 
 def test_bytes_per_step_over_seconds_per_step(tmp_path):
-    """Weights 1000, KV 10 a token, contexts 10 and 11, 3 nodes, draft 600 per decode of two steps of 1 s, .5 s
-    of which is the target's. The tempting number, bytes times tokens per second, is another."""
+    """Weights 1000, KV 10 a token, contexts 10 and 11, 3 nodes, draft 600 per decode of two steps of
+    1 s, .5 s of which is the target's. The tempting number, bytes times tokens per second, is another."""
     [run] = stored.find(str(write_run(tmp_path / "a", units=1)))
     moved = page.bytes_moved(run, "speculative")
     kv = 10 * ((10 + 3) + (11 + 3)) / 2

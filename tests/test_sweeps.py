@@ -140,7 +140,7 @@ def test_a_lossy_rule_is_at_its_distance():
 
 
 def test_typical_acceptance_by_hand():
-    """p = (.6, .4): min(ε, δ e^{−H}) accepts both, so token 0, drafted for certain, is emitted for certain."""
+    """p = (.6, .4): min(ε, δ e^{−H}) accepts both, so a token 0 that is drafted for certain is kept."""
     p = torch.tensor([[[0.6, 0.4], [0.5, 0.5]]], dtype=torch.float64)
     typical = verify.build({"name": "typical"})
     assert distance(typical, Proposal.chain(torch.tensor([[0]])), p) == pytest.approx([0.4])
