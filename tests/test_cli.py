@@ -119,7 +119,7 @@ REFUSED = [
     ("drafters=ngram", "drafters=ngram: no such option; did you mean drafter? choices: task, target, "),
     (
         "drafter=meduza",
-        "drafter=meduza: there is no such drafter; did you mean medusa? choices: eagle, ",
+        "drafter=meduza: there is no such drafter; did you mean medusa? choices: all, eagle, ",
     ),
     ("experiment=x", "experiment=x: there is no such experiment; choices: batch_sweep, drafter_comparison, gamma_sweep, "),
     ("engine.max_new_tokens=many", "engine.max_new_tokens=many: must be a whole number."),
@@ -329,7 +329,7 @@ assert not {"torch", "transformers", "scipy", "matplotlib"} & set(sys.modules)
     [
         (
             ["--help"],
-            ["drafter: eagle, medusa, ngram, none", "-m drafter.gamma=1,2,4,8"],
+            ["drafter: all, eagle, medusa, ngram, none", "-m drafter.gamma=1,2,4,8"],
         ),
         (["--cfg", "job"], ["gamma: 8", "max_new_tokens: 48", "resume: false"]),
         (
