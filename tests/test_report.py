@@ -82,7 +82,7 @@ def test_the_tail_is_hesterbergs(units):
 
 def test_coverage_is_better_than_the_percentile_intervals():
     """400 samples of 5 lognormal clusters, fixed seed. Ours covers .89 (3000 samples): below .85 with
-    probability .01. The plain percentile interval, the mutant, covers .80: above .85 with probability .006."""
+    probability .01. The percentile interval, the mutant, covers .80: above .85 with probability .006."""
     rng = np.random.default_rng(3)
     draw = lambda n: (rng.lognormal(0, 0.5, n) * 20, np.full(n, 20.0))  # noqa: E731
     truth = math.exp(0.125)
