@@ -215,7 +215,8 @@ def judge(
     accepted: Mapping[int, float] | None = None,
 ) -> list[dict[str, Any]]:
     """The tests of a sample against its exact laws, one per prompt, and that of the accepted length if known."""
-    whole = Fit.sum([goodness.fit(c, law) for c, law in zip(sample.outcomes, laws, strict=True)])
+    fits = [goodness.fit(c, law) for c, law in zip(sample.outcomes, laws, strict=True)]
+    whole = Fit.sum(fits) if len(fits) > 1 else fits[0]
     tests = [entry("joint", scenario, whole)]
     for number, (counts, law) in enumerate(zip(sample.outcomes, laws, strict=True)):
         at = f" of prompt {number}" if len(laws) > 1 else ""
