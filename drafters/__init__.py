@@ -8,8 +8,10 @@ A drafter `x` is a folder `drafters/x/` with
 
 and a `conf/drafter/x.yaml` with the same options. What shall be certified of it, `certify.py` says:
 
-- `cases(target) -> dict[str, Drafter]`: drafters by what sets them apart ("" if nothing does), for a target of any
-  vocabulary size, random weights allowed. Without that file the drafter is certified with its default options.
+- `cases(target) -> dict[str, Drafter]`: drafters by what sets them apart ("" if nothing does), for a target
+of any
+  vocabulary size, random weights allowed. Without that file the drafter is certified with its default
+  options.
 """
 
 from __future__ import annotations

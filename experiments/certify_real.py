@@ -1,4 +1,4 @@
-"""The certificate on a real model: greedy equality up to numeric ties, a two-sample test of what is sampled."""
+"""The certificate on a real model: greedy equality up to numeric ties, a two-sample test of samples."""
 
 from __future__ import annotations
 

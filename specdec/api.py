@@ -38,7 +38,8 @@ def load_target(source: str | TargetConfig = EMBEDDED, **options) -> Model:
     """Load a target.
 
     Arguments:
-        source: `"smollm2-135m"` (the embedded model), a checkpoint folder, a hub id, or a whole `TargetConfig`.
+        source: `"smollm2-135m"` (the embedded model), a checkpoint folder, a hub id, or a whole
+            `TargetConfig`.
         options: fields of `TargetConfig`, e.g. `dtype="float32"`, `device="cuda"`.
     """
     if isinstance(source, TargetConfig):
@@ -51,7 +52,7 @@ def load_target(source: str | TargetConfig = EMBEDDED, **options) -> Model:
 def generate(
     target: Model,
     drafter: Drafter | None,
-    prompts: str | Sequence[str] | Sequence[list[int]],
+    prompts: str | Sequence[str | list[int]],
     *,
     sampling: Sampling | None = None,
     verify: str | Rule = "token",
@@ -80,7 +81,7 @@ def generate(
         OptionError: an impossible option, an empty or too long prompt, a biased pairing of drafter and rule.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    ids = [target.encode([t])[0] if isinstance(t, str) else list(t) for t in texts]
+    ids = [target.encode([t])[0] if isinstance(t, str) else t for t in texts]
     rule = rules.build({"name": verify}) if isinstance(verify, str) else verify
     config = EngineConfig(max_new_tokens=max_new_tokens, batch_size=batch_size, stop=list(stop))
     engine = Engine(target, drafter, rule, sampling, config, seed, on_tokens)

@@ -1,7 +1,8 @@
 """Attention for token trees: scaled dot products with an explicit mask and grouped queries.
 
-Hugging Face's `sdpa` repeats keys and values for every query head as soon as a mask is given. Here the query heads
-that share a key/value head are laid side by side instead, so that the cache is read once and never copied.
+Hugging Face's `sdpa` repeats keys and values for every query head as soon as a mask is given. Here the query
+heads that share a key/value head are laid side by side instead, so that the cache is read once and never
+copied.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def tree_attention(
 
     Arguments:
         query: `[B, H, T, D]`; key, value: `[B, H_kv, S, D]`.
-        attention_mask: `[B, 1, T, S]` additive float; without one (when `generate` runs the model) Hugging Face's
-            own function takes over.
+        attention_mask: `[B, 1, T, S]` additive float; without one (when `generate` runs the model) Hugging
+            Face's own function takes over.
 
     Returns:
         `[B, T, H, D]` and no weights.

@@ -72,7 +72,9 @@ class Batch:
         self.active = [Generation(i, p) for i, p in zip(ids, prompts, strict=True)]
         self.tokenizer, self.eos_token_ids, self.ledger = target.tokenizer, eos_token_ids, ledger
         self.max_new_tokens = config.max_new_tokens
-        self.stops = [StopStrings(target.tokenizer, config.stop) for _ in ids] if config.stop else None
+        self.stops = None
+        if config.stop and target.tokenizer is not None:
+            self.stops = [StopStrings(target.tokenizer, config.stop) for _ in ids]
         self.going_on = list(range(len(ids)))  # rows that have not finished
         self.room = dict(zip(ids, room, strict=True))
         self.least_room, self.most_room = min(room), max(room)
@@ -154,9 +156,8 @@ class Batch:
             if row not in going_on:
                 generation.seconds = time.perf_counter() - self.started
                 if self.tokenizer is not None:
-                    generation.text = self.tokenizer.decode(generation.tokens, skip_special_tokens=True)
-                    if self.stops:
-                        generation.text = self.stops[row].cut(generation.text)
+                    text = str(self.tokenizer.decode(generation.tokens, skip_special_tokens=True))
+                    generation.text = self.stops[row].cut(text) if self.stops else text
                 yield generation
 
     def select(self, rows: Tensor) -> None:
@@ -171,7 +172,8 @@ class Batch:
         for phase, seconds in lap.items():
             self.ledger.seconds["prefill" if "prefill" in lap else phase] += seconds
         if "prefill" not in lap:
-            self.ledger.step_seconds.append((*self.forwarded, *(lap[phase] for phase in PHASES)))
+            draft, target, rule, other = (lap[phase] for phase in PHASES)
+            self.ledger.step_seconds.append((*self.forwarded, draft, target, rule, other))
 
 
 def drafted(proposal: Proposal, verdict: Verdict) -> list[Draft]:

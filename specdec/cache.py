@@ -22,7 +22,8 @@ class SlotCache(Cache):
     """
 
     def __init__(self, layers: int, batch: int, capacity: int, device: torch.device):
-        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+        self.slot_layers = [_SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.slot_layers))
         self.capacity = capacity
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.longest = 0  # max(lengths), known on the host
@@ -58,7 +59,7 @@ class SlotCache(Cache):
             first = self.lengths[:, None] + 1
             goal = first + torch.arange(path.shape[1], device=path.device)  # [B, D]
             source = torch.where(path >= 0, first + path, goal)  # what is not accepted stays where it is
-            for layer in self.layers:
+            for layer in self.slot_layers:
                 layer.move(self.rows, source, goal)
         self.lengths = self.lengths + 1 + accepted
 
@@ -68,7 +69,7 @@ class SlotCache(Cache):
 
     def select(self, rows: Tensor) -> None:
         """Keep only some rows (int64 indices)."""
-        for layer in self.layers:
+        for layer in self.slot_layers:
             layer.select(rows)
         self.lengths, self.rows = self.lengths[rows], self.rows[: len(rows)]
 
@@ -77,6 +78,8 @@ class _SlotLayer(CacheLayerMixin):
     """One layer's buffers, allocated at the first write, when their shape and dtype are known."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, cache: SlotCache):
         super().__init__()

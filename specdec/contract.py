@@ -1,4 +1,4 @@
-"""The drafter contract, checked at run time (`engine.check_contract=true`): is the draft what it says it is?"""
+"""The drafter contract at run time (`engine.check_contract=true`): is the draft what it says it is?"""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _same(a: Proposal, b: Proposal) -> bool:
 
 
 def _declared(proposal: Proposal, node: int) -> Tensor:
-    """The law `[B, V]` that node was declared to be drawn from: q, without replacement its earlier siblings zeroed."""
+    """The law `[B, V]` that node was declared to be drawn from: q, elders zeroed if without replacement."""
     assert proposal.q is not None
     law = proposal.q[:, node]
     if proposal.kind is not Kind.WITHOUT_REPLACEMENT:

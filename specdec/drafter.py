@@ -15,7 +15,7 @@ from specdec.sequences import Sequences
 
 
 class Draw:
-    """How a drafter turns a law into a token in one step; a sampling drafter must draw through it and nothing else.
+    """How a drafter turns a law into a token; a sampling drafter must draw through it and nothing else.
 
     Arguments:
         draws: the step's random decisions.
@@ -26,7 +26,7 @@ class Draw:
         self.draws, self.coupled = draws, coupled
 
     def __call__(self, q: Tensor, depth: int, node: int) -> Tensor:
-        """Draw node number `node`, at tree depth `depth` (1 = first drafted token), from `q` `[B, V]` → `[B]`.
+        """Draw node number `node` at tree depth `depth` (1 = first drafted token) from `q` `[B, V]` → `[B]`.
 
         K nodes of one depth, numbered from `node` on, are drawn at once from `q` `[B, K, V]` → `[B, K]`.
         """
@@ -38,15 +38,17 @@ class Draw:
 class Drafter(ABC):
     """Proposes token trees.
 
-    The engine calls `begin` once per batch, then `propose` and `commit` in turn, and `select` when rows finish.
-    `propose` must be a pure function of the drafter's state: called twice with the same draws it proposes the same.
+    The engine calls `begin` once per batch, then `propose` and `commit` in turn, and `select` when rows
+    finish. `propose` must be a pure function of the drafter's state: called twice with the same draws it
+    proposes the same.
 
     Attributes:
         name: as in `drafter=…`.
         kind: how its tokens are drawn; a rule refuses what it would bias.
         is_chain: whether every proposal is a chain.
         max_nodes: the most nodes a proposal can have.
-        features: layers whose hidden states `commit` wants to see in `Output.features` (see `Model.features`).
+        features: layers whose hidden states `commit` wants to see in `Output.features` (see
+            `Model.features`).
     """
 
     name: str
@@ -68,7 +70,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, sequences: Sequences, draw: Draw, depth: int) -> Proposal:
-        """Draft after the last committed token, at most `depth` ≥ 0 tokens deep (no row has room for more)."""
+        """Draft after the last committed token, at most `depth` ≥ 0 tokens deep: no row has room for more."""
 
     @abstractmethod
     def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:

@@ -68,7 +68,7 @@ class Model:
         self.hf, self.tokenizer, self.name, self.chat = hf, tokenizer, name, chat
         self.eos_token_ids = tuple(eos_token_ids)
         self.config = hf.config.get_text_config()
-        self.context_length = context_length or getattr(self.config, "max_position_embeddings", 2**31)
+        self.context_length = context_length or int(getattr(self.config, "max_position_embeddings", 2**31))
         self.provenance = provenance or {}
         self.vocab_size: int = hf.get_output_embeddings().weight.shape[0]
         self.features: tuple[int, ...] = ()  # layers whose output the drafter wants, or FINAL
@@ -103,7 +103,9 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.hf.get_input_embeddings().weight.device
+        device = self.hf.get_input_embeddings().weight.device
+        assert isinstance(device, torch.device)
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,7 +181,7 @@ class Model:
         output = self.hf(
             input_ids=tokens,
             attention_mask=self._masks(tree, cache, positions),
-            position_ids=positions,
+            position_ids=positions.clamp(max=self.context_length - 1),  # what lies behind is never accepted
             use_cache=True,
             **{self._cache_argument: cache},
         )

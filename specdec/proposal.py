@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.tree import Tree
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """How the tokens of a proposal came about; a rule decides from this declaration whether it is exact."""
 
     DETERMINISTIC = "deterministic"  # a function of the context alone, siblings distinct
@@ -30,10 +30,12 @@ class Proposal:
         tokens: `[B, N]` int64, parents before children, siblings in the order they were drawn.
         tree: who hangs off whom, shared by all rows or per row.
         kind: how the tokens were drawn.
-        q: `[B, N, V]` the law (after all processing) from which node n was drawn, given its parent; siblings share
-            it (sampling without replacement zeroes predecessors of this same q). `None` if deterministic.
-        valid: `[B, N]` bool, false where a row has fewer nodes than N; `None` means all valid. The valid nodes of a
-            row are closed under parents. An invalid node is never accepted and is not counted as drafted.
+        q: `[B, N, V]` the law (after all processing) from which node n was drawn, given its parent; siblings
+            share it (sampling without replacement zeroes predecessors of this same q). `None` if
+            deterministic.
+        valid: `[B, N]` bool, false where a row has fewer nodes than N; `None` means all valid. The valid
+            nodes of a row are closed under parents. An invalid node is never accepted and is not counted as
+            drafted.
     """
 
     tokens: Tensor

@@ -1,4 +1,4 @@
-"""How a target's logits become its law: temperature, truncation and prefix-dependent penalties (no torch needed)."""
+"""How logits become a law: temperature, truncation and prefix-dependent penalties (no torch needed)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from specdec.errors import OptionError
 
 @dataclass
 class Sampling:
-    """Sampling parameters, applied to target and drafter alike, in the order of the fields after `temperature`.
+    """Sampling parameters, applied to target and drafter alike.
 
-    Order as in Hugging Face `generate`: penalties and bans on the raw logits, then temperature, top-k, top-p, min-p.
+    Order as in Hugging Face `generate`: penalties and bans on the raw logits, then temperature, top-k, top-p,
+    min-p.
     """
 
     temperature: float = 0.0  # 0 = greedy: the one-hot law of the argmax
@@ -26,12 +27,13 @@ class Sampling:
     no_repeat_ngram_size: int = 0  # ban tokens that would repeat an n-gram of prompt + output; 0 = off
     min_new_tokens: int = 0  # ban end-of-sequence tokens before this many new tokens
     bad_words: list[list[int]] = field(default_factory=list)  # banned token sequences
-    # Python API only: Hugging Face `LogitsProcessor` objects, called per tree node with that node's own prefix.
+    # Python API only: Hugging Face `LogitsProcessor`s, called per tree node with that node's own prefix.
     processors: Any = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise OptionError("sampling.temperature", self.temperature, "must be ≥ 0 and finite; 0 means greedy.")
+            remedy = "must be ≥ 0 and finite; 0 means greedy."
+            raise OptionError("sampling.temperature", self.temperature, remedy)
         if not 0 < self.top_p <= 1:
             raise OptionError("sampling.top_p", self.top_p, "must lie in (0, 1]; 1 switches it off.")
         if not 0 <= self.min_p <= 1:

@@ -121,7 +121,7 @@ REFUSED = [
         "drafter=meduza",
         "drafter=meduza: there is no such drafter; did you mean medusa? choices: all, eagle, ",
     ),
-    ("experiment=x", "experiment=x: there is no such experiment; choices: batch_sweep, drafter_comparison, gamma_sweep, "),
+    ("experiment=x", "experiment=x: there is no such experiment; choices: batch_sweep, drafter_comparison, "),
     ("engine.max_new_tokens=many", "engine.max_new_tokens=many: must be a whole number."),
     ("engine.batch_size=1.5", "engine.batch_size=1.5: must be a whole number."),
     ("engine.batch_size=null", "engine.batch_size=null: must be a whole number."),

@@ -39,7 +39,7 @@ def test_two_sample_pools_rare_outcomes_and_drops_none():
 
 
 def test_detectable_distance_has_the_stated_power():
-    """1,000 simulated pairs at the detectable distance: the share of alarms is .99 within 5 standard errors."""
+    """1,000 simulated pairs at the detectable distance: alarms in .99 of them, within 5 standard errors."""
     n, rng = 2000, np.random.default_rng(1)
     law = np.array([0.5, 0.5])
     tv = two_sample({0: n // 2, 1: n // 2}, {0: n // 2, 1: n // 2}, ALPHA).detectable

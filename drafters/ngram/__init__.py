@@ -1,1 +1,1 @@
-"""Prompt lookup: what followed the last words the last time they occurred (Saxena 2023; Yang et al. 2304.04487)."""
+"""Prompt lookup: what followed the last words at their last occurrence (Saxena 2023; Yang 2304.04487)."""

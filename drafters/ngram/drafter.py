@@ -1,4 +1,4 @@
-"""Prompt lookup over prompt and output, with an index that grows with the text instead of a search through it."""
+"""Prompt lookup over prompt and output, with an index that grows with the text: no search through it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from drafters.ngram.config import Config
-from specdec.drafter import Draw, Drafter
+from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
 from specdec.sampling import Sampling

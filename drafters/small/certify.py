@@ -1,4 +1,4 @@
-"""What the certificate runs: chains and trees, drawn in every way, from models that disagree with the target."""
+"""What the certificate runs: chains and trees, drawn in every way, from models unlike the target."""
 
 from drafters.small.chain import SmallDrafter
 from drafters.small.load import first_layers
@@ -26,7 +26,8 @@ def cases(target: Model) -> dict[str, SmallDrafter]:
 def stranger(target: Model, seed: int = 8) -> Model:
     """A small random model of the target's vocabulary, device and dtype, whose law is its own.
 
-    With this seed it disagrees with the target in such a way that every known mistake shows in 40,000 sequences.
+    With this seed it disagrees with the target in such a way that every known mistake shows in 40,000
+    sequences.
     """
     config = TargetConfig(
         name="stranger",

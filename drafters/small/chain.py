@@ -125,6 +125,6 @@ class SmallDrafter(Drafter):
 
 
 def only_where(wanted: Tensor, q: Tensor) -> Tensor:
-    """q `[B, V]`, but a certainty in rows where no token is `wanted` `[B]`, so that drawing one decides nothing."""
+    """q `[B, V]`, but a certainty in rows where no token is `wanted` `[B]`: drawing decides nothing."""
     certain = torch.nn.functional.one_hot(torch.zeros_like(wanted, dtype=torch.int64), q.shape[1]).to(q.dtype)
     return torch.where(wanted[:, None], q, certain)

@@ -45,7 +45,7 @@ def first_layers(target: Model, layers: int) -> Model:
     decoder = small.get_decoder()
     decoder.layers = nn.ModuleList(list(decoder.layers)[:layers])
     small.config.get_text_config().num_hidden_layers = layers
-    for module in small.modules():  # after the cut: the layers cut off are the target's, and so are their hooks
+    for module in small.modules():  # after the cut: the layers cut off are the target's, hooks and all
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
     return Model(small, target.tokenizer, f"{target.name}[:{layers}]", context_length=target.context_length)

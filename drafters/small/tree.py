@@ -25,13 +25,14 @@ SIBLINGS = {
 class SmallTreeDrafter(SmallDrafter):
     """Every node at depth i gets `branching[i]` children, drawn from the model's law after it.
 
-    Each level is one forward over the root and all nodes so far. The model keeps no drafted keys and values: what
-    was accepted is read again with the next root, in the forward that is needed anyway.
+    Each level is one forward over the root and all nodes so far. The model keeps no drafted keys and values:
+    what was accepted is read again with the next root, in the forward that is needed anyway.
 
     Arguments:
         model, vocab_size, eos_token_ids: as in `SmallDrafter`.
         branching: children per node, by depth.
-        siblings: `with_replacement`, `without_replacement`, or `top_k` (the most probable tokens, nothing drawn).
+        siblings: `with_replacement`, `without_replacement`, or `top_k` (the most probable tokens, nothing
+            drawn).
     """
 
     def __init__(
@@ -85,10 +86,11 @@ class SmallTreeDrafter(SmallDrafter):
     def _children(
         self, q: Tensor, alive: Tensor, kind: Kind, draw: Draw, level: int, first: int
     ) -> tuple[Tensor, Tensor]:
-        """The children of the nodes of one level, whose laws are q `[B, P, V]`; `alive` `[B, P]` of them exist.
+        """The children of one level's nodes, whose laws are q `[B, P, V]`; `alive` `[B, P]` of them exist.
 
         Returns:
-            tokens `[B, P·b]` and which of them exist `[B, P·b]`: distinct siblings run out with the support of q.
+            tokens `[B, P·b]` and which of them exist `[B, P·b]`: distinct siblings run out with the support
+            of q.
         """
         b = self.branching[level]
         if kind is Kind.DETERMINISTIC:

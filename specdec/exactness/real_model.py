@@ -1,7 +1,8 @@
 """Checks of exactness on a real model, whose law is too large to enumerate.
 
 Greedy output must equal the autoregressive output, token for token in float32 and up to numeric ties below;
-sampled output must follow the law of autoregressive sampling, which a two-sample test of the first tokens examines.
+sampled output must follow the law of autoregressive sampling, which a two-sample test of the first tokens
+examines.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def sampled_agreement(
         compared: how many tokens are compared jointly; each sequence is two longer, so that a draft fits.
     """
     short = replace(config, max_new_tokens=compared + 2, ignore_eos=True)
-    samples = []
+    samples: list[Counter[Hashable]] = []
     for number, draft in enumerate((None, drafter)):
         engine = Engine(target, draft, rule, Sampling(temperature=1.0), short, 2 * seed + number)
         counts: Counter[Hashable] = Counter()
@@ -119,4 +120,4 @@ def sampled_agreement(
                 counts[tuple(generation.tokens[1 : 1 + compared])] += 1
             report(f"sampled, {'autoregressively' if draft is None else 'speculatively'}: {ids[-1] + 1}")
         samples.append(counts)
-    return two_sample(*samples, alpha)
+    return two_sample(samples[0], samples[1], alpha)

@@ -1,8 +1,9 @@
 """Why two greedy outputs differ: a numeric tie of the arithmetic, or a logic bug.
 
-A forward of one token and a forward of several round differently, so that in low precision the greedy outputs of
-any speculative decoder part ways at near-ties. Teacher forcing tells these from bugs: at the first difference the
-model reads the common prefix once more, and there both continuations must be equally good up to rounding.
+A forward of one token and a forward of several round differently, so that in low precision the greedy outputs
+of any speculative decoder part ways at near-ties. Teacher forcing tells these from bugs: at the first
+difference the model reads the common prefix once more, and there both continuations must be equally good up
+to rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def triage(
         sampling: its penalties are applied before the comparison.
 
     Returns:
-        `verdict`: `equal`, `numeric tie` or `logic bug`; and at the first difference `position`, the two `tokens`,
+        `verdict`: `equal`, `numeric tie` or `logic bug`; and at the first difference `position`, the two
+            `tokens`,
         `gap`: how far (in log-probability) the worse of them lies below the best token, `tolerance`.
     """
     if expected == actual:

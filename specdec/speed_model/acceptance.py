@@ -66,7 +66,7 @@ class Acceptance:
         """From drafts' depths, accepted and emitted lengths, one entry per step and row (no prefills)."""
         steps = len(depth)
         if not steps:
-            return cls(*(np.zeros(0) for _ in range(4)))
+            return cls(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0))
         offered, tried, taken = (n / steps for n in position_counts(list(depth), list(accepted)))
         levels = np.arange(1, len(offered) + 1)[:, None]
         drafted = offered if nodes is None else (np.asarray(nodes)[None] >= levels).sum(1) / steps
@@ -84,9 +84,9 @@ class Acceptance:
             table = np.array([np.pad(getattr(p, name), (0, deepest - p.gamma)) for p in parts])
             return np.minimum.accumulate((weights @ table) / (weights @ known))
 
-        columns = [mean(name) if deepest else np.zeros(0) for name in SHARES]
+        columns = {name: mean(name) if deepest else np.zeros(0) for name in SHARES}
         extra = float(weights @ [p.extra for p in parts] / weights.sum())
-        return cls(*columns, extra=extra, steps=sum(p.steps for p in parts))
+        return cls(**columns, extra=extra, steps=sum(p.steps for p in parts))
 
     @property
     def gamma(self) -> int:
