@@ -55,7 +55,8 @@ def _positions(axes: Axes, summary: dict[str, Any]) -> None:
     )
     axes.set_xticks(position)
     axes.grid(alpha=0.3)
-    axes.legend(title="α per position, 95 % interval")
+    if len(position):
+        axes.legend(title="α per position, 95 % interval")
 
 
 def _speedups(axes: Axes, summary: dict[str, Any]) -> None:

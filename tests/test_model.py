@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from reference import all_logits, next_logits, pad, path_to, plain, random_parents, tiny, tree_reference
+from reference import (
+    all_logits,
+    greedy,
+    next_logits,
+    pad,
+    path_to,
+    plain,
+    random_parents,
+    tiny,
+    tree_reference,
+)
+from scripted import Scripted, oracle
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gemma2 import Gemma2Config
@@ -13,13 +24,17 @@ from transformers.models.llama import LlamaConfig
 from transformers.models.mamba import MambaConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
+from transformers.models.opt import OPTConfig
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from specdec.compat import quiet_transformers
+from specdec.config import EngineConfig
+from specdec.engine import Engine
 from specdec.errors import OptionError
 from specdec.model import Model
 from specdec.tree import Tree
+from specdec.verify.token import TokenRule
 
 VOCAB, WINDOW = 50, 5
 SIZES = {
@@ -277,6 +292,19 @@ def test_experts_and_latent_attention(config):
     model.prefill(torch.tensor([[5, 6, 7]]), torch.tensor([3]), cache)
     expected = tree_reference(reference, [[5, 6, 7]], tokens, tree)
     torch.testing.assert_close(model.forward(tokens, tree, cache).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_learned_positions_end_with_the_context():
+    """A row's draft reaches over the position table's end while another has room; nobody looks there."""
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 1}
+    config = OPTConfig(vocab_size=VOCAB, word_embed_proj_dim=16, max_position_embeddings=16, **sizes, **ids)
+    reference, prompts = build(config), [list(range(2, 15)), [5]]
+    expected = [greedy(reference, p, min(16 - len(p), 10)) for p in prompts]
+    script = oracle(dict(enumerate(expected)), dict(enumerate(prompts)))
+    options = EngineConfig(max_new_tokens=10, batch_size=2)
+    engine = Engine(Model(build(config)), Scripted(script, 6), TokenRule(), config=options)
+    assert [g.tokens for g in engine.generate(prompts)] == expected
 
 
 @pytest.mark.parametrize(
