@@ -9,7 +9,6 @@ from specdec.model import Model
 SMALL = {"depth": 2, "top_k": 2, "nodes": 3, "weights": "random"}
 TREE = [[0], [1], [0, 0]]
 OPTIONS = {
-    "chain": {"mode": "chain"},
     "chain sampled": {"mode": "chain", "siblings": "with_replacement"},
     "static": {"mode": "static", "tree": TREE},
     "static with replacement": {"mode": "static", "tree": TREE, "siblings": "with_replacement"},

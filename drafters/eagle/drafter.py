@@ -49,9 +49,9 @@ class EagleDrafter(Drafter):
         self.top_k = min(config.top_k, model.architecture.draft_vocab_size)
         self.shape: FixedShape | None = None
         if config.mode == "dynamic":
-            k, levels = self.top_k, config.depth - 1
-            self.depth, self.drafted = config.depth, k * levels
-            self.tree_nodes = min(config.nodes, k + levels * k * k)
+            k, below = self.top_k, config.depth - 1  # levels below the first
+            self.depth, self.drafted = config.depth, k * below
+            self.tree_nodes = min(config.nodes, k + below * k * k)
             widest = min(k, config.nodes)
         else:
             levels = levels_of(self._paths())

@@ -210,10 +210,11 @@ class EagleModel(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """`[B, T, V_d]`: of the token after each state, over the draft vocabulary."""
         normed = self.norm(states)
-        if self.lm_head is not None:
-            return self.lm_head(normed)
-        weight, bias = self._lent["head"]
-        return torch.nn.functional.linear(normed.to(weight.dtype), weight, bias)
+        weight, bias = (self.lm_head.weight, None) if self.lm_head is not None else self._lent["head"]
+        rows = normed.flatten(0, -2).to(weight.dtype)
+        logits = (weight @ rows.mT).mT  # for a few rows a CPU does this twice as fast as x·Wᵀ
+        logits = logits.reshape(*normed.shape[:-1], -1)
+        return logits if bias is None else logits + bias
 
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine `[positions, D]`, in float32 precision whatever the weights' dtype."""
