@@ -1,4 +1,4 @@
-"""The certificate: every rule with every drafter, proved by enumeration and tested through the real engine."""
+"""The certificate: every rule with every drafter, proved by enumeration, tested through the real engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from specdec.config import Config, TargetConfig, at_least
 from specdec.engine import Engine
 from specdec.errors import CheckFailed, OptionError
 from specdec.exactness import certificate
-from specdec.exactness.certificate import Bench, Pairing, Plan
+from specdec.exactness.bench import Bench
+from specdec.exactness.certificate import Pairing, Plan
 from specdec.exactness.scenarios import MAIN, SIDE
 from specdec.exactness.verdict import MOST_SEQUENCES, RERUN_FACTOR, to_rerun, verdict
 
@@ -184,7 +185,7 @@ def _drafters(
 
 
 def _plans(config: Config, pairings: int, seed: int) -> list[Plan]:
-    """Few pairings get every further scenario; many take turns, so that each rule and each drafter meets most."""
+    """Few pairings get every further scenario; many take turns, so that every rule meets all of them."""
     options: Options = config.task
     few = pairings <= FEW
     count = options.side_scenarios

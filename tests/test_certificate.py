@@ -32,7 +32,8 @@ from specdec.cache import SlotCache
 from specdec.config import TargetConfig
 from specdec.engine import Engine
 from specdec.exactness import certificate, scenarios
-from specdec.exactness.certificate import Bench, Pairing, Plan
+from specdec.exactness.bench import Bench
+from specdec.exactness.certificate import Pairing, Plan
 from specdec.exactness.engine_law import TooManyBranches, composed_law, first_block, output_law
 from specdec.exactness.goodness import total_variation
 from specdec.exactness.reference import Reference, processed
@@ -62,7 +63,9 @@ def controls():
 
 def pairing(rule: str, case: str = "chain", drafter: str = "small") -> Pairing:
     return Pairing(
-        f"{drafter}: {case}", verify.build({"name": rule}), lambda target: drafters.cases(drafter, target)[case]
+        f"{drafter}: {case}",
+        verify.build({"name": rule}),
+        lambda target: drafters.cases(drafter, target)[case],
     )
 
 
@@ -118,7 +121,9 @@ def test_the_joint_law_is_the_product_of_plain_forwards(bench):
     product = 1.0
     with torch.inference_mode():
         for token in (3, 1, 1, 4):
-            product *= float(hf(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].softmax(-1)[token])
+            product *= float(
+                hf(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].softmax(-1)[token]
+            )
             text.append(token)
     assert law[3, 1, 1, 4] == pytest.approx(product, rel=1e-12)
     assert len(law) == 5**4 and math.fsum(law.values()) == pytest.approx(1.0)
@@ -146,7 +151,9 @@ def test_the_reference_knows_no_state_of_the_target(bench):
     with torch.no_grad():
         target.hf.get_output_embeddings().weight.zero_()
     prompt = scenarios.MAIN.prompts_for(5)[0]
-    assert reference.joint(prompt, Sampling(1.0), 2) == pytest.approx(bench.laws(replace(scenarios.MAIN, tokens=2))[0])
+    assert reference.joint(prompt, Sampling(1.0), 2) == pytest.approx(
+        bench.laws(replace(scenarios.MAIN, tokens=2))[0]
+    )
 
 
 # ---------------------------------------------------------------- laws by enumeration
@@ -158,14 +165,22 @@ def engine_maker(pair, bench, vocab=3):
 
     def make(source, tokens):
         return certificate._engine(
-            pair, target, scenarios.MAIN, Plan(0, 0), source, drafter, max_new_tokens=tokens, batch_size=1 << 20
+            pair,
+            target,
+            scenarios.MAIN,
+            Plan(0, 0),
+            source,
+            drafter,
+            max_new_tokens=tokens,
+            batch_size=1 << 20,
         )
 
     return make, scenarios.MAIN.prompts_for(vocab)[0]
 
 
 @pytest.mark.parametrize(
-    ("rule", "case"), [("token", "chain"), ("block", "chain that stops"), ("recursive", "tree without replacement")]
+    ("rule", "case"),
+    [("token", "chain"), ("block", "chain that stops"), ("recursive", "tree without replacement")],
 )
 def test_the_whole_engine_is_enumerated(bench, rule, case):
     make, prompt = engine_maker(pairing(rule, case), bench)
@@ -202,7 +217,9 @@ def test_the_accepted_length_by_hand(bench):
 def _one(target):
     from drafters.small.tree import SmallTreeDrafter
 
-    return SmallTreeDrafter(drafters.cases("small", target)["chain that stops"].model, 3, [1], "with_replacement")
+    return SmallTreeDrafter(
+        drafters.cases("small", target)["chain that stops"].model, 3, [1], "with_replacement"
+    )
 
 
 def _law(model, text):
@@ -250,7 +267,9 @@ def test_a_lossy_rule_gets_distances_and_no_certificate(bench):
     record = certificate.certify(pairing("synthetic"), bench, Plan(20_000, 0))
     assert not record["exact"] and "checks" not in record
     assert record["tv"] > 2 * record["tv_of_noise"] > 0 and record["kl"] > 0
-    assert verdict([record], 1e-3, 0.99)["family"] == 1  # uniformity alone: lossy rules are no part of the family
+    assert (
+        verdict([record], 1e-3, 0.99)["family"] == 1
+    )  # uniformity alone: lossy rules are no part of the family
 
 
 def test_seeds_differ_by_what_they_are_for(bench):
@@ -263,7 +282,9 @@ def test_seeds_differ_by_what_they_are_for(bench):
     ]
     texts = [tuple(map(tuple, sample.remembered)) for sample in samples]
     assert len(set(texts)) == 4
-    assert texts[0] == tuple(map(tuple, certificate.draw(pairing("token"), bench, plan, scenario, 200).remembered))
+    assert texts[0] == tuple(
+        map(tuple, certificate.draw(pairing("token"), bench, plan, scenario, 200).remembered)
+    )
 
 
 # ---------------------------------------------------------------- planted bugs of the engine
@@ -283,8 +304,10 @@ def test_a_cache_that_does_not_roll_back(bench, monkeypatch):
 
 
 def test_a_tree_path_that_is_not_moved_to_the_front(bench, monkeypatch):
-    """The second sibling is accepted, but the first one's keys and values are kept. More tokens than the main scenario
-    has, so that something is read after the path."""
+    """The second sibling is accepted, but the first one's keys and values are kept.
+
+    More tokens than the main scenario has, so that something is read after the path.
+    """
 
     def advance(self, tree, path, accepted):
         self.lengths = self.lengths + 1 + accepted
@@ -320,7 +343,9 @@ def test_one_token_more_than_allowed(bench, monkeypatch):
 def test_random_numbers_that_come_twice(bench, monkeypatch):
     """Every step of a sequence uses the same numbers; each token by itself still follows its law."""
     at = PhiloxSource.at
-    monkeypatch.setattr(PhiloxSource, "at", lambda self, ids, position: at(self, ids, torch.zeros_like(position)))
+    monkeypatch.setattr(
+        PhiloxSource, "at", lambda self, ids, position: at(self, ids, torch.zeros_like(position))
+    )
     assert smallest_p(bench, pairing("token"), scenarios.MAIN) < 1e-9
 
 
@@ -363,7 +388,9 @@ def test_a_broken_contract_is_part_of_the_verdict(bench):
         drafter.propose = propose
         return drafter
 
-    record = certificate.certify(Pairing("liar", verify.build({"name": "naive"}), breaking), bench, Plan(1000, 0))
+    record = certificate.certify(
+        Pairing("liar", verify.build({"name": "naive"}), breaking), bench, Plan(1000, 0)
+    )
     found = verdict([record], 1e-3, 0.99)
     assert not found["passed"] and any("broke its contract at step" in f for f in found["failures"])
 
@@ -439,7 +466,11 @@ def test_a_failure_is_run_again_and_only_then_final():
     assert to_rerun([failing, record_of(*EVEN, drafter="b")], 1e-3) == [("a", "token", "plain")]
     again = {"drafter": "a", "rule": "token", "scenario": "plain", "rerun": True}
     chance = verdict([failing, again | {"tests": record_of(0.4, *EVEN)["tests"]}], 1e-3, 0.99)
-    assert chance["passed"] and "p = 1.0e-06" in chance["not_confirmed"][0] and "p = 4.0e-01" in chance["not_confirmed"][0]
+    assert (
+        chance["passed"]
+        and "p = 1.0e-06" in chance["not_confirmed"][0]
+        and "p = 4.0e-01" in chance["not_confirmed"][0]
+    )
     bug = verdict([failing, again | {"tests": record_of(1e-20, *EVEN)["tests"]}], 1e-3, 0.99)
     assert not bug["passed"] and "p = 1.0e-20" in bug["failures"][0]
     assert to_rerun([failing, again | {"tests": []}], 1e-3) == []
@@ -476,8 +507,15 @@ def command(tmp_path, monkeypatch):
     import run
 
     def call(*arguments: str) -> int:
-        quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=out", "target.device=cpu"]
-        monkeypatch.setattr(sys, "argv", ["run.py", "task=certify", "task.sequences=1000", *arguments, *quiet])
+        quiet = [
+            "hydra/job_logging=none",
+            "hydra/hydra_logging=none",
+            "hydra.run.dir=out",
+            "target.device=cpu",
+        ]
+        monkeypatch.setattr(
+            sys, "argv", ["run.py", "task=certify", "task.sequences=1000", *arguments, *quiet]
+        )
         return command_line(run.main)
 
     yield call
@@ -487,8 +525,13 @@ def command(tmp_path, monkeypatch):
 def test_a_single_pairing_on_the_command_line(command, capsys):
     assert command("drafter=ngram", "verify=token") == 0
     content = json.loads(Path("out/certificate.json").read_text())
-    assert content["passed"] and [(p["drafter"], p["rule"]) for p in content["pairings"]] == [("ngram", "token")]
-    assert {t["scenario"] for t in content["pairings"][0]["tests"]} == {"plain", *(s.name for s in scenarios.SIDE)}
+    assert content["passed"] and [(p["drafter"], p["rule"]) for p in content["pairings"]] == [
+        ("ngram", "token")
+    ]
+    assert {t["scenario"] for t in content["pairings"][0]["tests"]} == {
+        "plain",
+        *(s.name for s in scenarios.SIDE),
+    }
     words = " ".join(capsys.readouterr().out.split())
     assert "Proved by enumeration through the engine to 1e-12" in words
     assert "At N = 1,000 no deviation above TV = 0." in words and "(power 0.99" in words
@@ -527,7 +570,7 @@ def test_what_cannot_be_certified_is_refused(command, capsys, arguments, said):
 
 
 def test_an_interrupted_certificate_goes_on(command, monkeypatch):
-    """Two pairings; the second one is interrupted. What was finished is not done again, with the same fresh seed."""
+    """Two pairings, the second one interrupted: what was finished is not done again, the fresh seed stays."""
     perform, done = certify.perform, []
 
     def interrupted(job, report=None):
@@ -552,5 +595,7 @@ def test_every_scenario_comes_up_when_there_are_many(bench):
     options = certify.Options()
     config = type("C", (), {"task": options, "sampling": Sampling(1.0), "engine": certificate.EngineConfig()})
     plans = certify._plans(config, 24, 0)
-    assert Counter(name for plan in plans for name in plan.side) == dict.fromkeys((s.name for s in scenarios.SIDE), 4)
+    assert Counter(name for plan in plans for name in plan.side) == dict.fromkeys(
+        (s.name for s in scenarios.SIDE), 4
+    )
     assert {name for plan in plans[:6] for name in plan.side} == {s.name for s in scenarios.SIDE}

@@ -41,10 +41,18 @@ def tampered(drafter: Drafter, change) -> Drafter:
 
 def decode(target, drafter, rule="naive", temperature=1.0, check=True):
     config = EngineConfig(max_new_tokens=8, batch_size=2, check_contract=check)
-    return Engine(target, drafter, verify.build({"name": rule}), Sampling(temperature), config).generate(PROMPTS)
+    return Engine(target, drafter, verify.build({"name": rule}), Sampling(temperature), config).generate(
+        PROMPTS
+    )
 
 
-CASES = ["chain", "chain that stops", "tree with replacement", "tree without replacement", "tree deterministic"]
+CASES = [
+    "chain",
+    "chain that stops",
+    "tree with replacement",
+    "tree without replacement",
+    "tree deterministic",
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -108,7 +116,11 @@ BROKEN = {
         lambda d: tampered(d, lambda p, draw: replace(p, tokens=p.q.argmax(-1))),
         "is not the token that was drawn",
     ),
-    "q is missing": ("chain", lambda d: tampered(d, lambda p, draw: replace(p, q=None)), "sampled tokens need their q"),
+    "q is missing": (
+        "chain",
+        lambda d: tampered(d, lambda p, draw: replace(p, q=None)),
+        "sampled tokens need their q",
+    ),
     "another kind than declared": (
         "tree with replacement",
         lambda d: tampered(d, lambda p, draw: replace(p, kind=Kind.WITHOUT_REPLACEMENT)),
@@ -184,7 +196,9 @@ def test_tokens_that_nobody_drew(target):
 
     honest = cases(target)["chain"]
     drafter = Clock(honest.model, 5, [1], "with_replacement")
-    with pytest.raises(ContractViolation, match="step 0: node 0 was not drawn from the engine's random source"):
+    with pytest.raises(
+        ContractViolation, match="step 0: node 0 was not drawn from the engine's random source"
+    ):
         decode(target, drafter)
 
 

@@ -81,19 +81,28 @@ def test_pooled_cells_count():
     """A leak that only shows in cells of expectation below five is seen: they are one bin, not none."""
     law = {"a": 0.98, **{i: 0.0002 for i in range(100)}}
     found = fit({"a": 980, **dict.fromkeys(range(100), 1)}, law)
-    assert found.pooled == 100 and found.df == 1 and found.chi2 == pytest.approx((100 - 20) ** 2 / 20, rel=0.1)
+    assert (
+        found.pooled == 100 and found.df == 1 and found.chi2 == pytest.approx((100 - 20) ** 2 / 20, rel=0.1)
+    )
 
 
 def test_strata_add_up():
-    parts = [fit({"a": 30, "b": 70}, {"a": 0.5, "b": 0.5}), fit({0: 10, 1: 20, 2: 30}, {0: 0.2, 1: 0.3, 2: 0.5})]
+    parts = [
+        fit({"a": 30, "b": 70}, {"a": 0.5, "b": 0.5}),
+        fit({0: 10, 1: 20, 2: 30}, {0: 0.2, 1: 0.3, 2: 0.5}),
+    ]
     whole = Fit.sum(parts)
-    assert whole.df == 3 and whole.chi2 == pytest.approx(sum(f.chi2 for f in parts)) and whole.observations == 160
+    assert (
+        whole.df == 3
+        and whole.chi2 == pytest.approx(sum(f.chi2 for f in parts))
+        and whole.observations == 160
+    )
     assert whole.p == pytest.approx(stats.chi2.sf(whole.chi2, 3))
     assert Fit.sum([*parts, fit({"x": 1}, {"y": 1.0})]).impossible == {(2, "x"): 1}
 
 
 def test_false_alarms_come_as_often_as_stated():
-    """2,000 exact samples tested at .01; the count lies in its binomial interval with probability 1 − 1e-6."""
+    """2,000 exact samples tested at .01; the count leaves its binomial interval with probability 1e-6."""
     rng = np.random.default_rng(1)
     law = dict(enumerate(rng.dirichlet(np.ones(40))))
     alarms = sum(fit(draw(law, 2000, rng), law).p < 0.01 for _ in range(2000))
@@ -135,8 +144,8 @@ def test_power_against_a_leak():
 
 
 def test_power_as_simulated():
-    """2,000 samples of a wrong law; the share rejected is within 5 standard deviations (false alarm 6e-7) plus 2 %
-    for the chi-square approximation."""
+    """2,000 samples of a wrong law: the share rejected, within 5 standard deviations (false alarm 6e-7)
+    and 2 % for the chi-square approximation."""
     rng = np.random.default_rng(2)
     law = {0: 0.2, 1: 0.3, 2: 0.5}
     wrong = {0: 0.24, 1: 0.29, 2: 0.47}
@@ -167,7 +176,8 @@ def test_the_distance_of_noise_as_simulated():
     rng = np.random.default_rng(3)
     law = dict(enumerate(rng.dirichlet(np.ones(50))))
     seen = [
-        goodness.total_variation({o: n / 4000 for o, n in draw(law, 4000, rng).items()}, law) for _ in range(300)
+        goodness.total_variation({o: n / 4000 for o, n in draw(law, 4000, rng).items()}, law)
+        for _ in range(300)
     ]
     assert np.mean(seen) == pytest.approx(goodness.tv_of_noise(law, 4000), rel=0.05)
 

@@ -1,7 +1,7 @@
-"""The certificate of one pairing of drafter and rule: proved by enumeration, then tested through the real engine.
+"""The certificate of one pairing of drafter and rule: proved by enumeration, tested through the real engine.
 
-A tiny target whose whole law is known (`reference`) is decoded a hundred thousand times by the shipping engine, and
-the joint law of all tokens is compared with what it should be. Knows no drafter by name.
+A tiny target whose whole law is known (`bench`) is decoded a hundred thousand times by the shipping engine,
+and the joint law of all tokens is compared with what it should be. Knows no drafter by name.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec.config import EngineConfig, TargetConfig
+from specdec.config import EngineConfig
 from specdec.drafter import Drafter
 from specdec.engine import Engine
-from specdec.errors import ContractViolation, OptionError
+from specdec.errors import ContractViolation
 from specdec.exactness import goodness
+from specdec.exactness.bench import Bench
 from specdec.exactness.engine_law import (
     Outcome,
     TooManyBranches,
@@ -32,7 +33,6 @@ from specdec.exactness.engine_law import (
 )
 from specdec.exactness.enumeration import EnumerationError
 from specdec.exactness.goodness import Fit
-from specdec.exactness.reference import Reference
 from specdec.exactness.scenarios import CONTRACT, GREEDY, MAIN, SCENARIOS, Scenario
 from specdec.ledger import Ledger
 from specdec.model import Model
@@ -40,7 +40,6 @@ from specdec.rng import RandomSource
 from specdec.verify import Rule
 
 PROOF_VOCABULARY, PROOF_TOLERANCE = 3, 1e-12
-MOST_VOCABULARY = 8
 LEAST_IN_CONTEXT = 100  # observations that a conditional test needs
 CONTROL_POWER = 0.999
 REMEMBERED = 4096  # sequences whose tokens are kept for comparisons
@@ -83,37 +82,6 @@ class Plan:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 
-class Bench:
-    """The tiny target, as it is, with end-of-sequence tokens and with other vocabularies, and their exact laws.
-
-    Raises:
-        OptionError: the vocabulary is too large to enumerate.
-    """
-
-    def __init__(self, config: TargetConfig):
-        if config.source != "tiny" or config.vocab_size > MOST_VOCABULARY:
-            remedy = f"is too large to enumerate; target=enumerable has ≤ {MOST_VOCABULARY}."
-            raise OptionError("target.vocab_size", config.vocab_size, remedy)
-        self.config = config
-        self._targets: dict[tuple[int, tuple[int, ...]], Model] = {}
-        self._references: dict[tuple[int, tuple[int, ...]], Reference] = {}
-
-    def target(self, eos: tuple[int, ...] = (), vocab: int | None = None) -> Model:
-        key = (vocab or self.config.vocab_size, eos)
-        if key not in self._targets:
-            self._targets[key] = Model.load(replace(self.config, vocab_size=key[0]))
-            self._targets[key].eos_token_ids = eos
-            self._references[key] = Reference(self._targets[key])
-        return self._targets[key]
-
-    def laws(self, scenario: Scenario, vocab: int | None = None) -> list[dict[Outcome, float]]:
-        """The exact law of the new tokens, for each of the scenario's prompts."""
-        target = self.target(scenario.eos, vocab)
-        reference = self._references[target.vocab_size, scenario.eos]
-        prompts = scenario.prompts_for(target.vocab_size)
-        return [reference.joint(prompt, scenario.sampling, scenario.tokens) for prompt in prompts]
-
-
 @dataclass
 class Sample:
     """What the engine emitted.
@@ -137,8 +105,8 @@ def certify(
         report: told what is being done.
 
     Returns:
-        `checks` (what, passed, detail): must hold with certainty. `tests` (what, scenario, n, df, chi2, p, …): enter
-        the family of tests. `law`: observed counts and probability of every outcome of the main scenario.
+        `checks` (what, passed, detail): must hold with certainty. `tests` (what, scenario, n, df, chi2, …):
+        enter the family of tests. `law`: counts and probability of every outcome of the main scenario.
     """
     started = time.perf_counter()
     record: dict[str, Any] = {
@@ -175,7 +143,7 @@ def run_scenario(
         factor: times the planned number of sequences. salt: anything that shall give other random numbers.
 
     Returns:
-        `joint` over all tokens, `after token t` for each first token t and, of the main scenario, `accepted length`.
+        `joint` over all tokens, `after token t` for each first token t; of the main one `accepted length`.
     """
     count = round(plan.sequences * scenario.share) * factor
     sample = draw(pairing, bench, plan, scenario, count, salt)
@@ -214,7 +182,7 @@ def judge(
     scenario: str,
     accepted: Mapping[int, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """The tests of a sample against its exact laws, one per prompt, and that of the accepted length if known."""
+    """The tests of a sample against its exact laws, one per prompt, and that of the accepted length."""
     fits = [goodness.fit(c, law) for c, law in zip(sample.outcomes, laws, strict=True)]
     whole = Fit.sum(fits) if len(fits) > 1 else fits[0]
     tests = [entry("joint", scenario, whole)]
@@ -301,7 +269,7 @@ def _engine(
 
 
 def _main(pairing: Pairing, bench: Bench, plan: Plan) -> tuple[list[dict], dict[str, Any], list[dict]]:
-    """The main scenario at full N: its tests, its counts for the plot, and what can be compared exactly on the way."""
+    """The main scenario at full N: its tests, its counts for the plot, and exact comparisons on the way."""
     scenario, (exact, *_) = plan.main, bench.laws(plan.main)
     sample = draw(pairing, bench, plan, scenario, plan.sequences)
     accepted = _accepted(pairing, bench, plan)

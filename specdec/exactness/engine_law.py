@@ -1,4 +1,4 @@
-"""Exact laws of the whole engine by enumeration: of everything it emits, or of its first drafted block alone."""
+"""Exact laws of the whole engine by enumeration: of everything it emits, or of its first drafted block."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def first_block(
         wrap: what stands between the engine and the enumeration.
 
     Returns:
-        probability by (accepted, first token, the block's tokens…); accepted is −1 if the first token was the last.
+        probability by (accepted, first token, the block's tokens…); accepted is −1 if there was no block.
 
     Raises:
         TooManyBranches: more than `MOST_BRANCHES`.
@@ -110,7 +110,7 @@ def composed_law(
     eos_token_ids: Sequence[int] = (),
     wrap: WrapSource = lambda source: source,
 ) -> dict[Outcome, float]:
-    """The law of all that is emitted, block by block: each block enumerated afresh after the tokens before it.
+    """The law of all that is emitted, each block enumerated afresh after the tokens before it.
 
     Far cheaper than `output_law`, and the same as long as a step depends on the committed tokens alone.
     """
@@ -142,7 +142,7 @@ def composed_law(
 
 
 def _alone(engine: Engine) -> Engine:
-    """The engine, its drafter deciding nothing about nodes that only other rows of the batch have room for."""
+    """The engine, its drafter deciding nothing about nodes that only other rows have room for."""
     engine.drafter = _WithinRoom(engine.drafter)
     return engine
 
@@ -180,7 +180,7 @@ class _DrawWithinRoom(Draw):
 
 
 class _Settling:
-    """Lets decisions that are certain up to rounding be certain, since forwards of other batch sizes round otherwise."""
+    """Makes decisions certain that are so up to rounding: forwards of other batch sizes round otherwise."""
 
     def __init__(self, source: RandomSource):
         self.source = source
@@ -211,7 +211,7 @@ class _SettlingDraws:
 
 
 class _FirstBlock:
-    """A random source that is asked for the prefill's token and one step; what follows is settled without chance."""
+    """A random source for the prefill's token and one step; what follows is settled without chance."""
 
     def __init__(self, source: RandomSource):
         self.source, self.steps = source, 0

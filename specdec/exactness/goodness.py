@@ -1,4 +1,4 @@
-"""Goodness of fit that drops nothing, and what it can see: support, chi-square, G-test, power, Holm, uniformity.
+"""Goodness of fit that drops nothing, and what it can see: support, χ², G-test, power, Holm, uniformity.
 
 Every distribution function is scipy's. Nothing here knows of models or rules.
 """
@@ -67,7 +67,7 @@ def survival(statistic: float, df: int) -> float:
 def bins(expected: np.ndarray, least: float = LEAST_EXPECTED) -> np.ndarray:
     """Which bin each cell belongs to, `[K]` int64.
 
-    Cells with less than `least` expected share one bin; if even that has less, it joins the smallest kept cell.
+    Cells with less than `least` expected share one bin; if that has less, it joins the smallest kept cell.
     """
     small = expected < least
     bin_of = np.cumsum(~small) - 1
@@ -163,7 +163,7 @@ def total_variation(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) ->
 
 
 def tv_of_noise(law: Mapping[Hashable, float], observations: int) -> float:
-    """The total variation that the frequencies of an exact sample of this size have on average (normal limit)."""
+    """The total variation of the frequencies of an exact sample of this size, on average (normal limit)."""
     spread = (math.sqrt(p * (1.0 - p)) for p in law.values())
     return 0.5 * math.sqrt(2.0 / (math.pi * observations)) * math.fsum(spread)
 
@@ -181,7 +181,7 @@ def kl_divergence(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> f
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values (Holm 1979): those below α may be rejected at family-wise error α, however they depend."""
+    """Adjusted p-values (Holm 1979): rejecting those below α has family-wise error α, however they depend."""
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

@@ -1,7 +1,7 @@
 """The target's law once more, by another way: what the certificate compares the engine's output with.
 
-A plain Hugging Face forward over every context (no cache, no tree, its own attention), then temperature, truncation
-and penalties in numpy, token by token, written from the papers and not from `specdec.distribution`.
+A plain Hugging Face forward over every context (no cache, no tree, its own attention), then temperature,
+truncation and penalties in numpy, token by token, written from the papers, not from `specdec.distribution`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reference:
         self._logits: dict[Outcome, np.ndarray] = {}
 
     def next(self, prompt: Sequence[int], contexts: Sequence[Outcome], sampling: Sampling) -> np.ndarray:
-        """`[C, V]`: the law of the next token after `prompt` and each of the `contexts`, all of one length."""
+        """`[C, V]`: the law of the next token after `prompt` and each of `contexts`, all of one length."""
         texts = [(*prompt, *context) for context in contexts]
         missing = [text for text in texts if text not in self._logits]
         if missing:
@@ -54,7 +54,7 @@ class Reference:
         )
 
     def joint(self, prompt: Sequence[int], sampling: Sampling, length: int) -> dict[Outcome, float]:
-        """The law of the first `length` new tokens; outcomes that end with an end-of-sequence token are shorter."""
+        """The law of the first `length` new tokens; an end-of-sequence token makes an outcome shorter."""
         ended: dict[Outcome, float] = {}
         growing: dict[Outcome, float] = {(): 1.0}
         for _ in range(length):

@@ -1,4 +1,4 @@
-"""From the records of all pairings to one verdict: Holm over every test, uniformity, re-runs, what must hold."""
+"""From the records of all pairings to one verdict: Holm over all tests, uniformity, re-runs, checks."""
 
 from __future__ import annotations
 
