@@ -21,7 +21,7 @@ from drafters.eagle.checkpoint import random_model, save_pretrained
 from drafters.eagle.config import Config
 from drafters.eagle.drafter import EagleDrafter
 from drafters.eagle.laws import Laws
-from drafters.eagle.model import default_feature_layers, new_architecture
+from drafters.eagle.model import default_feature_layers, linear, new_architecture
 from drafters.eagle.shape import built_in_paths, chain_paths, check_paths, levels_of
 from drafters.eagle.trees import with_branch
 from specdec.config import EngineConfig
@@ -594,8 +594,18 @@ VIEWS = {
 VIEWS |= {"alias", "flatten", "reshape", "to"}
 
 
-def test_drafting_waits_for_nothing_and_takes_few_operators(target):
+@pytest.mark.parametrize("rows", [(1, 1), (3, 5), (70, 2)])
+def test_both_ways_to_multiply_agree(rows):
+    g = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, generator=g).double() for shape in ((*rows, 6), (7, 6), (7,)))
+    with torch.no_grad():
+        for b in (None, bias):
+            torch.testing.assert_close(linear(x, weight, b), torch.nn.functional.linear(x, weight, b))
+
+
+def test_drafting_waits_for_nothing_and_takes_few_operators(target, monkeypatch):
     """Depth 4, 24 nodes, one layer: no operator that makes a GPU wait, and a bounded number of kernels."""
+    monkeypatch.setattr("drafters.eagle.model.FEW", 0)  # as on a GPU
     model = random_model(new_architecture(target, 3, 1, 30), target)
     drafter = EagleDrafter(model, Config(depth=4, top_k=8, nodes=24), target)
     counts = []
