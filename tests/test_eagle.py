@@ -1,7 +1,6 @@
 """EAGLE against a slow reference: every node of every draft, published layouts, greedy text, exact laws."""
 
 import itertools
-import json
 from collections import Counter
 
 import pytest
@@ -17,23 +16,19 @@ from transformers.models.qwen3 import Qwen3Config
 
 import drafters
 from drafters.eagle.certify import cases
-from drafters.eagle.checkpoint import random_model, save_pretrained
+from drafters.eagle.checkpoint import random_model
 from drafters.eagle.config import Config
 from drafters.eagle.drafter import EagleDrafter
 from drafters.eagle.laws import Laws
 from drafters.eagle.model import default_feature_layers, linear, new_architecture
-from drafters.eagle.shape import built_in_paths, chain_paths, check_paths, levels_of
-from drafters.eagle.trees import with_branch
 from specdec.config import EngineConfig
 from specdec.drafter import Draw
 from specdec.engine import Engine
-from specdec.errors import OptionError
 from specdec.exactness.engine_law import output_law
 from specdec.model import Model
-from specdec.proposal import Kind, Proposal
+from specdec.proposal import Proposal
 from specdec.rng import PhiloxSource
 from specdec.sampling import Sampling
-from specdec.tree import Tree
 from specdec.verify import build as build_rule
 
 VOCAB, SIZE, INNER, LAYERS = 40, 16, 24, 8
@@ -80,6 +75,20 @@ def decode(target, drafter, prompts, rule="recursive", sampling=None, tokens=12,
     config = EngineConfig(max_new_tokens=tokens, batch_size=batch or len(prompts), **options)
     engine = Engine(target, drafter, build_rule({"name": rule}), sampling or Sampling(), config)
     return [g.tokens for g in engine.generate(prompts)], engine.ledger
+
+
+def paths_of(proposal: Proposal, row: int) -> set[tuple[int, ...]]:
+    """The token paths of a row's valid nodes, all different and each node after its parent."""
+    parents = torch.atleast_2d(proposal.tree.parents).expand_as(proposal.tokens)[row].tolist()
+    tokens, mask = proposal.tokens[row].tolist(), proposal.mask[row].tolist()
+    paths = {-1: ()}
+    for n, parent in enumerate(parents):
+        assert parent < n
+        if mask[n]:
+            paths[n] = (*paths[parent], tokens[n])
+    found = Counter(path for n, path in paths.items() if n >= 0)
+    assert max(found.values(), default=1) == 1
+    return set(found)
 
 
 # ------------------------------------------------------------ every node against the slow reference
@@ -239,83 +248,7 @@ def test_long_prompts_are_read_in_pieces(target, hf, monkeypatch, generation):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
 
 
-# ------------------------------------------------------------ checkpoints
-
-
-def test_our_own_files_give_the_same_network(target, tmp_path):
-    architecture = new_architecture(target, 3, 2, 15)
-    model = random_model(architecture, target)
-    save_pretrained(model, tmp_path, "# A card")
-    loaded = drafters.build({"name": "eagle", "checkpoint": str(tmp_path)}, target).model
-    assert {k: v.tolist() for k, v in model.state_dict().items()} == {
-        k: v.tolist() for k, v in loaded.state_dict().items()
-    }
-    assert loaded.architecture.feature_layers == architecture.feature_layers
-    assert loaded.architecture.parts == architecture.parts
-    assert torch.equal(loaded.draft_ids, model.draft_ids)
-    assert json.loads((tmp_path / "config.json").read_text())["generation"] == 3
-    assert (tmp_path / "README.md").read_text() == "# A card"
-
-
-MISFITS = {
-    "width": (
-        lambda t: t | {"fc.weight": t["fc.weight"][:, :-1]},
-        r"fc.weight is \[16, 47\].*\[16, 48\]",
-    ),
-    "map's size": (
-        lambda t: t | {"lm_head.weight": t["lm_head.weight"][:-1]},
-        r"lm_head.weight is \[14, 16\].*\[15, 16\]",
-    ),
-    "map": (lambda t: t | {"d2t": t["d2t"] + 30}, "d2t does not map to distinct tokens below 40"),
-    "more": (
-        lambda t: t | {"norm.bias": t["norm.weight"] + 0},
-        "beyond an EAGLE network's tensors, norm.bias",
-    ),
-    "less": (
-        lambda t: {k: v for k, v in t.items() if "mlp.up" not in k},
-        r"lacks layers.0.mlp.up_proj.weight \(1",
-    ),
-    "something else": (
-        lambda t: {"0.linear.weight": t["fc.weight"]},
-        "holds no EAGLE network.*0.linear.weight",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit_is_named(target, tmp_path, name):
-    change, message = MISFITS[name]
-    tensors = change(eagle_3(SIZE, INNER, VOCAB, 15))
-    tensors = {k: v.contiguous() for k, v in tensors.items()}
-    write(tmp_path, tensors, {**LAYER, "hidden_size": SIZE, "intermediate_size": INNER})
-    with pytest.raises(OptionError, match=rf"drafter\.checkpoint=.*{message}"):
-        drafters.build({"name": "eagle", "checkpoint": str(tmp_path)}, target)
-
-
-def test_another_targets_checkpoint_is_refused(tmp_path, target):
-    write(tmp_path, eagle_1(32, 48, VOCAB), {**LAYER, "hidden_size": 32, "intermediate_size": 48})
-    with pytest.raises(OptionError, match=r"fc.weight is \[32, 64\], but this target needs \[16, 32\]"):
-        drafters.build({"name": "eagle", "checkpoint": str(tmp_path)}, target)
-
-
-def test_without_weights_it_says_what_to_do(target):
-    with pytest.raises(
-        OptionError, match=r"no eagle weights are shipped.*drafter\.checkpoint=.*drafter\.weights=random"
-    ):
-        drafters.build({"name": "eagle"}, target)
-
-
-def test_pickled_code_is_not_run(tmp_path, target):
-    class Evil:
-        def __reduce__(self):
-            return print, ("run",)
-
-    torch.save({"fc.weight": Evil()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(OptionError, match="cannot be read as tensors only"):
-        drafters.build({"name": "eagle", "checkpoint": str(tmp_path)}, target)
-
-
-# ------------------------------------------------------------ trees
+# ------------------------------------------------------------ greedy text
 
 SHAPES = [
     {"mode": "chain", "depth": 3},
@@ -353,146 +286,6 @@ def test_greedy_text_of_other_targets(name, generation):
     prompts = random_prompts(3)
     found, _ = decode(target, drafter, prompts, tokens=16, check_contract=True)
     assert found == [greedy(plain, p, 16) for p in prompts]
-
-
-def slow_dynamic_tree(law, depth: int, top_k: int, nodes: int) -> set[tuple[int, ...]]:
-    """EAGLE-2 by its description; `law(path)` is the draft's law of what follows."""
-    best = lambda scored: sorted(scored, key=lambda path: -scored[path])  # noqa: E731
-    scored: dict[tuple[int, ...], float] = {}
-    level = {(): 0.0}
-    for _ in range(depth):
-        candidates = {}
-        for path, score in level.items():
-            probability, token = law(path).topk(top_k)
-            for p, x in zip(probability.log().tolist(), token.tolist(), strict=True):
-                candidates[*path, x] = score + p
-        scored |= candidates
-        level = {path: candidates[path] for path in best(candidates)[:top_k]}
-    return set(best(scored)[:nodes])
-
-
-def test_dynamic_tree_is_eagle_2s(target, monkeypatch):
-    """Against the slow description, from the laws that the drafter itself saw (ties do not occur)."""
-    model = random_model(new_architecture(target, 3, 1, None), target)
-    drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9), target)
-    spy = Spy(monkeypatch)
-    proposals = []
-    propose = drafter.propose
-
-    def note(sequences, draw, depth):
-        before = len(spy.seen)
-        proposal = propose(sequences, draw, depth)
-        proposals.append((sequences.lengths.tolist(), sequences.tokens.clone(), proposal, spy.seen[before:]))
-        return proposal
-
-    drafter.propose = note
-    decode(target, drafter, random_prompts(3), tokens=8)
-    checked = 0
-    for lengths, tokens, proposal, seen in proposals[:3]:
-        logits = {tuple(t): x for t, _, x in seen}
-        for b, n in enumerate(lengths):
-            prefix = tuple(tokens[b, :n].tolist())
-            expected = slow_dynamic_tree(lambda path, p=prefix, x=logits: x[p + path].softmax(0), 4, 3, 9)
-            assert paths_of(proposal, b) == expected
-            checked += 1
-    assert checked == 9
-
-
-def paths_of(proposal: Proposal, row: int) -> set[tuple[int, ...]]:
-    """The token paths of a row's valid nodes, all different and each node after its parent."""
-    parents = torch.atleast_2d(proposal.tree.parents).expand_as(proposal.tokens)[row].tolist()
-    tokens, mask = proposal.tokens[row].tolist(), proposal.mask[row].tolist()
-    paths = {-1: ()}
-    for n, parent in enumerate(parents):
-        assert parent < n
-        if mask[n]:
-            paths[n] = (*paths[parent], tokens[n])
-    found = Counter(path for n, path in paths.items() if n >= 0)
-    assert max(found.values(), default=1) == 1
-    return set(found)
-
-
-def test_equally_good_nodes_keep_their_parents():
-    """Where a child is certain it scores as high as its parent: the parent stays all the same."""
-    from drafters.eagle.trees import dynamic_tree
-
-    class Certain:
-        def best(self, growth, count):
-            shape = (1, growth.states.shape[1], count)
-            return torch.arange(count).expand(shape), torch.tensor([1.0, 0.0]).expand(shape)
-
-    class NoGrowth:
-        states = torch.zeros(1, 1, 1)
-
-        def grow(self, tokens, parent):
-            self.states = torch.zeros(1, tokens.shape[1], 1)
-
-    for nodes in range(1, 6):
-        proposal = dynamic_tree(NoGrowth(), Certain(), 3, 2, nodes, torch.tensor([9]))
-        assert paths_of(proposal, 0) == set([(0,), (0, 0), (0, 0, 0)][:nodes])
-
-
-def test_a_copied_branch_is_merged():
-    """Its nodes are the tree's own as far as it runs along them; the rest hangs off the last of these."""
-    g = torch.Generator().manual_seed(0)
-    for _ in range(40):
-        parents = torch.tensor(
-            [[int(torch.randint(-1, n, (1,), generator=g)) for n in range(6)] for _ in range(2)]
-        )
-        tokens = torch.arange(6)[None].expand(2, -1) % 5  # some tokens repeat
-        kept = [_distinct(parents[b].tolist(), tokens[b].tolist()) for b in range(2)]
-        tree = Proposal(tokens, Tree(parents), Kind.DETERMINISTIC, valid=torch.tensor(kept))
-        branch = torch.randint(5, (2, 4), generator=g)
-        length = torch.tensor([4, 2])
-        grown = with_branch(tree, branch, length, first=8)
-        assert grown.size == 12
-        for b in range(2):
-            copies = {tuple(branch[b, : i + 1].tolist()) for i in range(int(length[b]))}
-            assert paths_of(grown, b) == paths_of(tree, b) | copies
-
-
-def _distinct(parents, tokens):
-    """Which nodes exist if no two siblings may carry one token."""
-    kept, seen = [], set()
-    for parent, token in zip(parents, tokens, strict=True):
-        kept.append((parent, token) not in seen and (parent < 0 or kept[parent]))
-        seen.add((parent, token))
-    return kept
-
-
-def test_built_in_shape():
-    paths = built_in_paths(4, 8, 24)
-    assert len(set(paths)) == 24 and max(map(len, paths)) == 4 and not check_paths(paths, drawn=True)
-    worth = lambda path: 0.6 ** len(path) * 0.4 ** sum(path)  # noqa: E731
-    everything = [p for d in range(1, 5) for p in itertools.product(range(8), repeat=d)]
-    assert min(map(worth, paths)) >= sorted(map(worth, everything))[-24] - 1e-12
-
-
-def test_levels():
-    """Elder siblings of all parents first."""
-    a, b = levels_of([[0], [1], [0, 0], [0, 1], [1, 0]])
-    assert (a.parents, a.rank, a.expanded) == ((-1, -1), (0, 1), (0, 1))
-    assert (b.first, b.parents, b.parent, b.rank, b.expanded) == (2, (0, 1, 0), (0, 1, 0), (0, 0, 1), ())
-    assert [level.parents for level in levels_of(chain_paths(3))] == [(-1,), (0,), (1,)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"siblings": "with_replacement"}, "drafter.siblings=with_replacement: would be biased"),
-        ({"mode": "tree"}, "drafter.mode=tree: choices: dynamic, static, chain"),
-        ({"tree": [[0]]}, "is for drafter.mode=static"),
-        ({"mode": "static", "tree": [[0, 0]]}, r"has no parent \[0\]"),
-        ({"mode": "static", "tree": [[1]], "siblings": "without_replacement"}, "no elder sibling"),
-        ({"mode": "static", "tree": [[0], [0]]}, "given twice"),
-        ({"generation": 2}, "is 1 .* or 3"),
-        ({"depth": 0}, "drafter.depth=0: must be"),
-        ({"mode": "chain", "siblings": "with_replacement", "ngram": True}, "drafter.ngram"),
-    ],
-)
-def test_refused(options, message):
-    with pytest.raises(OptionError, match=message):
-        Config(**options)
 
 
 # ------------------------------------------------------------ laws, batches, cost

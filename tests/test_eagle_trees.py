@@ -1,0 +1,149 @@
+"""EAGLE's trees: the dynamic one by its description, copied branches, static shapes, options."""
+
+import itertools
+
+import pytest
+import torch
+from test_eagle import TARGETS, Spy, decode, paths_of, random_prompts
+from test_model import build as build_hf
+
+from drafters.eagle.checkpoint import random_model
+from drafters.eagle.config import Config
+from drafters.eagle.drafter import EagleDrafter
+from drafters.eagle.model import new_architecture
+from drafters.eagle.shape import built_in_paths, chain_paths, check_paths, levels_of
+from drafters.eagle.trees import dynamic_tree, with_branch
+from specdec.errors import OptionError
+from specdec.model import Model
+from specdec.proposal import Kind, Proposal
+from specdec.tree import Tree
+
+
+@pytest.fixture(scope="module")
+def target():
+    return Model(build_hf(TARGETS["llama"]), name="llama")
+
+
+def slow_dynamic_tree(law, depth: int, top_k: int, nodes: int) -> set[tuple[int, ...]]:
+    """EAGLE-2 by its description; `law(path)` is the draft's law of what follows."""
+    best = lambda scored: sorted(scored, key=lambda path: -scored[path])  # noqa: E731
+    scored: dict[tuple[int, ...], float] = {}
+    level = {(): 0.0}
+    for _ in range(depth):
+        candidates = {}
+        for path, score in level.items():
+            probability, token = law(path).topk(top_k)
+            for p, x in zip(probability.log().tolist(), token.tolist(), strict=True):
+                candidates[*path, x] = score + p
+        scored |= candidates
+        level = {path: candidates[path] for path in best(candidates)[:top_k]}
+    return set(best(scored)[:nodes])
+
+
+def test_dynamic_tree_is_eagle_2s(target, monkeypatch):
+    """Against the slow description, from the laws that the drafter itself saw (ties do not occur)."""
+    model = random_model(new_architecture(target, 3, 1, None), target)
+    drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9), target)
+    spy = Spy(monkeypatch)
+    proposals = []
+    propose = drafter.propose
+
+    def note(sequences, draw, depth):
+        before = len(spy.seen)
+        proposal = propose(sequences, draw, depth)
+        proposals.append((sequences.lengths.tolist(), sequences.tokens.clone(), proposal, spy.seen[before:]))
+        return proposal
+
+    drafter.propose = note
+    decode(target, drafter, random_prompts(3), tokens=8)
+    checked = 0
+    for lengths, tokens, proposal, seen in proposals[:3]:
+        logits = {tuple(t): x for t, _, x in seen}
+        for b, n in enumerate(lengths):
+            prefix = tuple(tokens[b, :n].tolist())
+            expected = slow_dynamic_tree(lambda path, p=prefix, x=logits: x[p + path].softmax(0), 4, 3, 9)
+            assert paths_of(proposal, b) == expected
+            checked += 1
+    assert checked == 9
+
+
+def test_equally_good_nodes_keep_their_parents():
+    """Where a child is certain it scores as high as its parent: the parent stays all the same."""
+
+    class Certain:
+        def best(self, growth, count):
+            shape = (1, growth.states.shape[1], count)
+            return torch.arange(count).expand(shape), torch.tensor([1.0, 0.0]).expand(shape)
+
+    class NoGrowth:
+        states = torch.zeros(1, 1, 1)
+
+        def grow(self, tokens, parent):
+            self.states = torch.zeros(1, tokens.shape[1], 1)
+
+    for nodes in range(1, 6):
+        proposal = dynamic_tree(NoGrowth(), Certain(), 3, 2, nodes, torch.tensor([9]))
+        assert paths_of(proposal, 0) == set([(0,), (0, 0), (0, 0, 0)][:nodes])
+
+
+def test_a_copied_branch_is_merged():
+    """Its nodes are the tree's own as far as it runs along them; the rest hangs off the last of these."""
+    g = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        parents = torch.tensor(
+            [[int(torch.randint(-1, n, (1,), generator=g)) for n in range(6)] for _ in range(2)]
+        )
+        tokens = torch.arange(6)[None].expand(2, -1) % 5  # some tokens repeat
+        kept = [_distinct(parents[b].tolist(), tokens[b].tolist()) for b in range(2)]
+        tree = Proposal(tokens, Tree(parents), Kind.DETERMINISTIC, valid=torch.tensor(kept))
+        branch = torch.randint(5, (2, 4), generator=g)
+        length = torch.tensor([4, 2])
+        grown = with_branch(tree, branch, length, first=8)
+        assert grown.size == 12
+        for b in range(2):
+            copies = {tuple(branch[b, : i + 1].tolist()) for i in range(int(length[b]))}
+            assert paths_of(grown, b) == paths_of(tree, b) | copies
+
+
+def _distinct(parents, tokens):
+    """Which nodes exist if no two siblings may carry one token."""
+    kept, seen = [], set()
+    for parent, token in zip(parents, tokens, strict=True):
+        kept.append((parent, token) not in seen and (parent < 0 or kept[parent]))
+        seen.add((parent, token))
+    return kept
+
+
+def test_built_in_shape():
+    paths = built_in_paths(4, 8, 24)
+    assert len(set(paths)) == 24 and max(map(len, paths)) == 4 and not check_paths(paths, drawn=True)
+    worth = lambda path: 0.6 ** len(path) * 0.4 ** sum(path)  # noqa: E731
+    everything = [p for d in range(1, 5) for p in itertools.product(range(8), repeat=d)]
+    assert min(map(worth, paths)) >= sorted(map(worth, everything))[-24] - 1e-12
+
+
+def test_levels():
+    """Elder siblings of all parents first."""
+    a, b = levels_of([[0], [1], [0, 0], [0, 1], [1, 0]])
+    assert (a.parents, a.rank, a.expanded) == ((-1, -1), (0, 1), (0, 1))
+    assert (b.first, b.parents, b.parent, b.rank, b.expanded) == (2, (0, 1, 0), (0, 1, 0), (0, 0, 1), ())
+    assert [level.parents for level in levels_of(chain_paths(3))] == [(-1,), (0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"siblings": "with_replacement"}, "drafter.siblings=with_replacement: would be biased"),
+        ({"mode": "tree"}, "drafter.mode=tree: choices: dynamic, static, chain"),
+        ({"tree": [[0]]}, "is for drafter.mode=static"),
+        ({"mode": "static", "tree": [[0, 0]]}, r"has no parent \[0\]"),
+        ({"mode": "static", "tree": [[1]], "siblings": "without_replacement"}, "no elder sibling"),
+        ({"mode": "static", "tree": [[0], [0]]}, "given twice"),
+        ({"generation": 2}, "is 1 .* or 3"),
+        ({"depth": 0}, "drafter.depth=0: must be"),
+        ({"mode": "chain", "siblings": "with_replacement", "ngram": True}, "drafter.ngram"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        Config(**options)
