@@ -194,7 +194,7 @@ def _plans(config: Config, pairings: int, seed: int) -> list[Plan]:
     if replace(config.sampling, processors=()) != MAIN.sampling:
         main = replace(MAIN, name="as configured", sampling=config.sampling)
     turns = [[SIDE[(i * count + k) % len(SIDE)].name for k in range(count)] for i in range(pairings)]
-    alone = ALONE[0] if few else ALONE[1]
+    alone = min(ALONE[0] if few else ALONE[1], options.sequences // 20)
     return [Plan(options.sequences, seed, main, tuple(side), alone, engine=config.engine) for side in turns]
 
 

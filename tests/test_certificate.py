@@ -590,6 +590,25 @@ def test_an_interrupted_certificate_goes_on(command, monkeypatch):
     assert len({p["seed"] for p in content["pairings"]}) == 1 and content["seed"] != 0
 
 
+def test_what_failed_is_run_again_with_ten_times_the_sequences(command, monkeypatch):
+    monkeypatch.setattr(certify, "to_rerun", lambda records, alpha: [("none", "token", "plain")])
+    assert command("drafter=none", "verify=token", "task.side_scenarios=0") == 0
+    [once, again] = json.loads(Path("out/certificate.json").read_text())["pairings"]
+    assert again["rerun"] and again["scenario"] == "plain"
+    assert {t["what"] for t in once["tests"]} <= {t["what"] for t in again["tests"]}
+    assert (once["tests"][0]["n"], again["tests"][0]["n"]) == (1000, 10_000)
+    assert once["tests"][0]["chi2"] != again["tests"][0]["chi2"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_certificate_on_cuda():
+    on_cuda = Bench(TargetConfig(name="enumerable", source="tiny", device="cuda", **TARGET))
+    for rule, case in (("block", "chain"), ("recursive", "tree without replacement"), ("gumbel", "chain")):
+        record = certificate.certify(pairing(rule, case), on_cuda, Plan(4000, 0, one_by_one=20))
+        assert verdict([record], 1e-4, 0.99)["passed"], record["checks"]
+
+
 def test_every_scenario_comes_up_when_there_are_many(bench):
     """With one further scenario per pairing, every rule of six drafters meets all six."""
     options = certify.Options()
