@@ -55,7 +55,7 @@ def generate(
     prompts: str | Sequence[str | list[int]],
     *,
     sampling: Sampling | None = None,
-    verify: str | Rule = "token",
+    verify: str | Rule | None = None,
     max_new_tokens: int = 128,
     batch_size: int = 1,
     stop: Sequence[str] = (),
@@ -69,7 +69,8 @@ def generate(
         drafter: e.g. from `drafters.build({"name": "ngram"}, target)`.
         prompts: texts, or token ids.
         sampling: the law to sample from; greedy by default.
-        verify: a rule or its name; every exact rule leaves the target's law unchanged.
+        verify: a rule or its name, by default `token` for chains and `recursive` for trees. Every exact rule
+            leaves the target's law unchanged.
         max_new_tokens, batch_size, stop: as in `EngineConfig`.
         seed: the random source's; sequence i always sees the same random numbers, whoever shares its batch.
         on_tokens: called with (sequence, new token ids) as tokens are committed.
@@ -82,6 +83,8 @@ def generate(
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     ids = [target.encode([t])[0] if isinstance(t, str) else t for t in texts]
+    if verify is None:
+        verify = "token" if drafter is None or drafter.is_chain else "recursive"
     rule = rules.build({"name": verify}) if isinstance(verify, str) else verify
     config = EngineConfig(max_new_tokens=max_new_tokens, batch_size=batch_size, stop=list(stop))
     engine = Engine(target, drafter, rule, sampling, config, seed, on_tokens)
