@@ -263,7 +263,7 @@ def _engine(
     drafter: Drafter | None = None,
     **options: Any,
 ) -> Engine:
-    options = {"max_new_tokens": scenario.tokens, "batch_size": plan.batch_size, "stop": []} | options
+    options = {"max_new_tokens": scenario.tokens, "batch_size": plan.batch_size, "stop": [], **options}
     drafter = drafter or pairing.drafter_for(target)
     return Engine(target, drafter, pairing.rule, scenario.sampling, replace(plan.engine, **options), source)
 
@@ -306,9 +306,9 @@ def _proof(pairing: Pairing, bench: Bench) -> dict[str, Any]:
         return {"what": what, "passed": None, "detail": f"{error}: only sampled"}
     except EnumerationError as error:
         return {"what": what, "passed": False, "detail": str(error)}
-    error = max(abs(law.get(o, 0.0) - exact.get(o, 0.0)) for o in law.keys() | exact.keys())
-    detail = f"V={vocab}, {MAIN.tokens} tokens, max |output - target| = {error:.1e}"
-    return {"what": what, "passed": error <= PROOF_TOLERANCE, "detail": detail, "error": error}
+    worst = max(abs(law.get(o, 0.0) - exact.get(o, 0.0)) for o in law.keys() | exact.keys())
+    detail = f"V={vocab}, {MAIN.tokens} tokens, max |output - target| = {worst:.1e}"
+    return {"what": what, "passed": worst <= PROOF_TOLERANCE, "detail": detail, "error": worst}
 
 
 def _accepted(pairing: Pairing, bench: Bench, plan: Plan) -> dict[int, float] | None:

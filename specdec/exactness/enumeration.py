@@ -97,7 +97,8 @@ class EnumerationDraws:
         laws = probs.detach().double().cpu()
         if probs.dim() == 2:
             return self.source.decide(self.sequence, laws).to(probs.device)
-        return torch.stack([self.source.decide(self.sequence, law) for law in laws.unbind(1)], 1).to(probs.device)
+        tokens = [self.source.decide(self.sequence, law) for law in laws.unbind(1)]
+        return torch.stack(tokens, 1).to(probs.device)
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
         raise EnumerationError(

@@ -6,8 +6,9 @@ Every distribution function is scipy's. Nothing here knows of models or rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
@@ -36,14 +37,14 @@ class Fit:
     p: float
     g: float
     g_p: float
-    impossible: dict[Hashable, int]
+    impossible: dict[Any, int]
 
     @classmethod
     def sum(cls, fits: Sequence[Fit]) -> Fit:
         """The fits of independent strata as one: statistics and degrees of freedom add up."""
         df = sum(f.df for f in fits)
         chi2, g = math.fsum(f.chi2 for f in fits), math.fsum(f.g for f in fits)
-        impossible: dict[Hashable, int] = {
+        impossible: dict[Any, int] = {
             (i, k): n for i, f in enumerate(fits) for k, n in f.impossible.items()
         }
         return cls(
@@ -80,7 +81,7 @@ def bins(expected: np.ndarray, least: float = LEAST_EXPECTED) -> np.ndarray:
     return bin_of
 
 
-def fit(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> Fit:
+def fit(counts: Mapping[Any, int], law: Mapping[Any, float]) -> Fit:
     """Test observed counts against their exact law: support first, before any pooling, then chi-square and G.
 
     Arguments:
@@ -131,7 +132,7 @@ def detectable_tv(observations: int, df: int, alpha: float, power: float = 0.99)
 
 
 def power_against(
-    alternative: Mapping[Hashable, float], law: Mapping[Hashable, float], observations: int, alpha: float
+    alternative: Mapping[Any, float], law: Mapping[Any, float], observations: int, alpha: float
 ) -> float:
     """The probability that `fit` rejects `law` at level `alpha` when the outcomes follow `alternative`.
 
@@ -157,18 +158,18 @@ def power_against(
     return max(by_support, by_chi2)
 
 
-def total_variation(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> float:
+def total_variation(a: Mapping[Any, float], b: Mapping[Any, float]) -> float:
     """½·Σ |a − b|."""
     return 0.5 * math.fsum(abs(a.get(o, 0.0) - b.get(o, 0.0)) for o in a.keys() | b.keys())
 
 
-def tv_of_noise(law: Mapping[Hashable, float], observations: int) -> float:
+def tv_of_noise(law: Mapping[Any, float], observations: int) -> float:
     """The total variation of the frequencies of an exact sample of this size, on average (normal limit)."""
     spread = (math.sqrt(p * (1.0 - p)) for p in law.values())
     return 0.5 * math.sqrt(2.0 / (math.pi * observations)) * math.fsum(spread)
 
 
-def kl_divergence(a: Mapping[Hashable, float], b: Mapping[Hashable, float]) -> float:
+def kl_divergence(a: Mapping[Any, float], b: Mapping[Any, float]) -> float:
     """Σ a·log(a/b) in nats; infinite where `a` has mass that `b` lacks."""
     terms = []
     for outcome, mass in a.items():

@@ -57,7 +57,7 @@ def verdict(records: Sequence[Record], alpha: float, power: float) -> Record:
         if c["passed"] is False
     ]
     again = _reruns(records, alpha)
-    chance = []
+    chance: list[str] = []
     for test, p in zip(tests, adjusted, strict=False):
         if p < alpha:
             name = f"{test['drafter']} × {test['rule']}, {test['scenario']}: {test['what']}"
