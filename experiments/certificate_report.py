@@ -92,8 +92,7 @@ def markdown(records: list[Record], result: Record) -> str:
         parts += ["## Lossy rules", _lossy(lossy)]
     parts += ["## Would have caught", _controls(records, result)]
     if result["refused"]:
-        rows = [f"{r['drafter']} × {r['rule']}: {r['reason']}" for r in result["refused"]]
-        parts += ["## Refused at configuration time", _list(rows)]
+        parts += ["## Refused at configuration time", _refused(result["refused"])]
     parts += ["## What was done", _method(result)]
     return "\n\n".join(parts) + "\n"
 
@@ -198,6 +197,13 @@ def _controls(records: list[Record], result: Record) -> str:
     return "Wrong variants of the shipping code, run through the same engine and test:\n\n" + _grid(
         head, rows
     )
+
+
+def _refused(refused: list[dict[str, str]]) -> str:
+    drafters: dict[tuple[str, str], list[str]] = {}
+    for entry in refused:
+        drafters.setdefault((entry["rule"], entry["reason"]), []).append(entry["drafter"])
+    return _list([f"{rule} × ({'; '.join(names)}): {reason}" for (rule, reason), names in drafters.items()])
 
 
 def _method(result: Record) -> str:

@@ -23,6 +23,7 @@ from experiments import certificate_report, certify_real
 from experiments.store import Run
 from specdec import verify
 from specdec.config import Config, TargetConfig, at_least
+from specdec.drafter import Drafter
 from specdec.engine import Engine
 from specdec.errors import CheckFailed, OptionError
 from specdec.exactness import certificate
@@ -30,12 +31,13 @@ from specdec.exactness.bench import Bench
 from specdec.exactness.certificate import Pairing, Plan
 from specdec.exactness.scenarios import MAIN, SIDE
 from specdec.exactness.verdict import MOST_SEQUENCES, RERUN_FACTOR, to_rerun, verdict
+from specdec.model import Model
 
 CONTROLS = "tests.certificate_controls"
 CONTROL_ALPHA = 1e-6  # what Holm leaves for the smallest p-value in a family of a thousand at 1e-3
 FEW = 6  # so many pairings get all further scenarios
 ROTATING = 1  # and when there are more, each gets so many
-ALONE = (300, 60)  # sequences decoded once more at batch size 1: of few pairings, of many
+ALONE = (300, 30)  # sequences decoded once more at batch size 1: of few pairings, of many
 
 
 @dataclass
@@ -266,6 +268,11 @@ def _cached_bench(fields: tuple) -> Bench:
     return Bench(TargetConfig(**dict(fields)))
 
 
+@lru_cache(maxsize=64)
+def _cases(name: str, target: Model) -> dict[str, Drafter]:
+    return drafters.cases(name, target)
+
+
 def _bench(config: TargetConfig) -> Bench:
     return _cached_bench(tuple(sorted(vars(config).items())))
 
@@ -286,7 +293,7 @@ def _perform(job: Job, report: Callable[[str], None]) -> dict[str, Any]:
         report("negative control")
         return certificate.control(wrong.name, wrong.pairing, bench, job.plan, CONTROL_ALPHA, wrong.wrap)
     name, case = job.drafter
-    build = (lambda t: drafters.build(name, t)) if case is None else (lambda t: drafters.cases(name, t)[case])
+    build = (lambda t: drafters.build(name, t)) if case is None else (lambda t: _cases(name, t)[case])
     pairing = Pairing(label(name, case), verify.build(job.rule), build)
     if job.kind == "pairing":
         return certificate.certify(pairing, bench, job.plan, report)

@@ -30,16 +30,17 @@ class Bench:
         self._references: dict[tuple[int, tuple[int, ...]], Reference] = {}
 
     def target(self, eos: tuple[int, ...] = (), vocab: int | None = None) -> Model:
-        key = (vocab or self.config.vocab_size, eos)
+        vocab = vocab or self.config.vocab_size
+        key = (vocab, tuple(token % vocab for token in eos))
         if key not in self._targets:
-            self._targets[key] = Model.load(replace(self.config, vocab_size=key[0]))
-            self._targets[key].eos_token_ids = eos
+            self._targets[key] = Model.load(replace(self.config, vocab_size=vocab))
+            self._targets[key].eos_token_ids = key[1]
             self._references[key] = Reference(self._targets[key])
         return self._targets[key]
 
     def laws(self, scenario: Scenario, vocab: int | None = None) -> list[dict[Outcome, float]]:
         """The exact law of the new tokens, for each of the scenario's prompts."""
         target = self.target(scenario.eos, vocab)
-        reference = self._references[target.vocab_size, scenario.eos]
+        reference = self._references[target.vocab_size, target.eos_token_ids]
         prompts = scenario.prompts_for(target.vocab_size)
         return [reference.joint(prompt, scenario.sampling, scenario.tokens) for prompt in prompts]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from specdec.sampling import Sampling
 
 TOKENS = 4  # the first token comes from the prefill, three more are a block of γ = 2 and what follows it
-PROMPT = (0, 1, 2, 3, 4)
-RAGGED = ((2,), (0, 3), (4, 1, 4, 1), PROMPT)
-EOS = 1
+PROMPT = (0, 1, 2)
+RAGGED = ((2,), (0, 3), PROMPT, (4, 1, 4, 1, 0, 2))
+EOS = 4
 
 
 @dataclass(frozen=True)
