@@ -83,7 +83,7 @@ class PromptsConfig:
 class EngineConfig:
     """How decoding runs."""
 
-    max_new_tokens: int = 48
+    max_new_tokens: int = 32
     batch_size: int = 1
     stop: list[str] = field(default_factory=list)  # stop strings; the text is cut before them
     ignore_eos: bool = False

@@ -331,7 +331,7 @@ assert not {"torch", "transformers", "scipy", "matplotlib"} & set(sys.modules)
             ["--help"],
             ["drafter: all, eagle, medusa, ngram, none", "-m drafter.gamma=1,2,4,8"],
         ),
-        (["--cfg", "job"], ["gamma: 8", "max_new_tokens: 48", "resume: false"]),
+        (["--cfg", "job"], ["gamma: 8", "max_new_tokens: 32", "resume: false"]),
         (
             ["drafter=medusa", "target=llama3-8b", "--cfg", "job"],
             ["path: meta-llama/Meta-Llama-3-8B-Instruct"],
