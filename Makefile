@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
 
+# One process per core, one thread each: threads of several processes would wait for each other.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
