@@ -265,6 +265,7 @@ def _frequencies(axes: plt.Axes, records: list[Record]) -> None:
     axes.set(
         xscale="log", ylim=(0, 2.5), xlabel="exact probability of an outcome", ylabel="observed / expected"
     )
+    axes.set_xlim(left=1 / max(total, 1))  # rarer ones are observed once in a while
     axes.set_title(f"Every outcome of {len(laws)} pairings, N = {total:,} each")
 
 
