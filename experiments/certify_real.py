@@ -87,6 +87,12 @@ def _failures(said: dict[str, dict[str, Any]], alpha: float) -> list[str]:
     return failures
 
 
+def _power(detectable: float | None) -> str:
+    if detectable is None or detectable >= 1:
+        return "So few sequences see nothing: raise task.real_sequences."
+    return f"A total variation of {detectable:.3f} would have been seen with power .99."
+
+
 def _words(
     config: Config, target: Model, said: dict[str, dict[str, Any]], failures: list[str], alpha: float
 ) -> str:
@@ -100,6 +106,6 @@ def _words(
         f"autoregressive decoding: {found}.",
         f"- Sampled at T = 1, two samples of {sampled['observations']:,} sequences, the two tokens after the "
         f"first: χ² = {sampled['chi2']:.1f}, df = {sampled['df']}, p = {sampled['p']:.3g} (level {alpha:g}). "
-        f"A total variation of {sampled['detectable']:.3f} would have been seen with power .99.",
+        + _power(sampled["detectable"]),
     ]
     return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"

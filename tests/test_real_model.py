@@ -9,7 +9,7 @@ from drafters.ngram.config import Config as NgramConfig
 from drafters.ngram.drafter import NgramDrafter
 from drafters.small.chain import SmallDrafter
 from drafters.small.load import first_layers
-from experiments import prompts
+from experiments import certify_real, prompts
 from specdec import verify
 from specdec.config import EngineConfig, PromptsConfig, TargetConfig
 from specdec.engine import Engine
@@ -126,3 +126,11 @@ def test_sampled_tokens_follow_the_autoregressive_law():
         target, NgramDrafter(NgramConfig()), TokenRule(), prompt, 1500, EngineConfig(batch_size=250), ALPHA
     )
     assert found.p > ALPHA
+
+
+def test_a_certificate_that_could_see_nothing_says_so():
+    """Too few sequences leave one bin, no degree of freedom and (in JSON) no detectable distance."""
+    found = two_sample({"x": 3}, {"y": 2}, ALPHA)
+    assert (found.df, found.p, found.detectable) == (0, 1.0, float("inf"))
+    assert "raise task.real_sequences" in certify_real._power(None)
+    assert "0.051" in certify_real._power(0.0512)
