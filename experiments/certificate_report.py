@@ -221,8 +221,8 @@ def _method(result: Record) -> str:
             f"{result['sequences']:,} sequences, seed {result['seed']}.",
             "A test that fails is run again with ten times the sequences (at most a million) and other "
             "random numbers; both results are printed, and the second one counts.",
-            "Not covered: deviations among outcomes so rare that they share a bin, larger vocabularies, rounding "
-            "in low precision.",
+            "Not covered: deviations among outcomes so rare that they share a bin, larger vocabularies, "
+            "rounding in low precision.",
         ]
     )
 
