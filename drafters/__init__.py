@@ -28,6 +28,7 @@ from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     from specdec.drafter import Drafter
+    from specdec.verify import Rule
 
 ALL = "all"
 
@@ -71,6 +72,20 @@ def check(config: Mapping[str, Any] | Any) -> Any:
     if config["name"] == ALL:
         return All()
     return from_mapping(config_class(config["name"]), config, "drafter")
+
+
+def check_pairing(config: Any, rule: Rule) -> None:
+    """Refuse, before anything is loaded, a rule that would be biased for a drafter of these options.
+
+    A drafter's `Config` may say by `proposes() -> (kind, is_chain)` what its proposals are; `None` means that
+    only the built drafter knows. The engine checks once more.
+
+    Raises:
+        OptionError: the pairing is biased, or the rule cannot read the drafter's trees.
+    """
+    if hasattr(config, "proposes"):
+        kind, is_chain = config.proposes()
+        rule.check(config.name, kind, is_chain is not False)
 
 
 def build(config: Mapping[str, Any] | Any, target: Any) -> Drafter:

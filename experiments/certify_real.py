@@ -43,6 +43,7 @@ def run(config: Config, run_dir: Path, sequences: int, alpha: float) -> None:
     rule = verify.build(config.verify)
     if not rule.exact:
         raise OptionError("verify", rule.name, "is lossy and gets no certificate.")
+    drafters.check_pairing(config.drafter, rule)
     target = Model.load(config.target)
     drafter = drafters.build(config.drafter, target)
     rule.check(drafter.name, drafter.kind, drafter.is_chain)

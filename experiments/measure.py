@@ -53,6 +53,7 @@ class Unit:
 def run(config: Config, run_dir: Path) -> None:
     """Measure; results in `run_dir`: samples.jsonl, summary.json, acceptance.png/.svg."""
     rule = verify.build(config.verify)
+    drafters.check_pairing(config.drafter, rule)
     asked = prompts.load(config.prompts)
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
@@ -156,10 +157,7 @@ def _decode(engine: Engine, unit: Unit, meter: DraftMeter) -> list[dict[str, Any
     records = []
     for prompt, sequence in zip(unit.prompts, unit.sequences, strict=True):
         generation, rows = by_sequence[sequence], engine.ledger.of(sequence)
-        steps = {
-            name: [int(getattr(row, name)) for row in rows if not row.prefill]
-            for name in Counts.FIELDS
-        }
+        steps = {name: [int(getattr(row, name)) for row in rows if not row.prefill] for name in Counts.FIELDS}
         records.append(
             {
                 "prompt": prompt.id,

@@ -50,9 +50,7 @@ class Engine:
         self.on_tokens = on_tokens
         self.ledger = Ledger()
         self.coupled = rule.coupled and self.drafter.kind is not Kind.DETERMINISTIC
-        rule.check(
-            self.drafter.name, Kind.COUPLED if self.coupled else self.drafter.kind, self.drafter.is_chain
-        )
+        rule.check(self.drafter.name, self.drafter.kind, self.drafter.is_chain)
         if self.config.stop and target.tokenizer is None:
             raise OptionError("engine.stop", self.config.stop, "stop strings need a target with a tokenizer.")
         width, needed = self.config.fixed_width, self.drafter.max_nodes + 1

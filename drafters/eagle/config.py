@@ -34,6 +34,14 @@ class Config:
     layers: int = 1  # of weights made here
     draft_vocab: int | None = None  # of weights made here: tokens that can be drafted; null = all
 
+    def proposes(self) -> tuple[str, bool | None]:
+        kind = "deterministic" if self.siblings == "top_k" else self.siblings
+        if self.ngram:
+            return kind, False
+        if self.mode == "static":
+            return kind, None  # as wide as its tree
+        return kind, self.mode == "chain" or min(self.top_k, self.nodes) == 1
+
     def __post_init__(self) -> None:
         for name, choices in {"mode": MODES, "siblings": SIBLINGS, "weights": WEIGHTS}.items():
             if getattr(self, name) not in choices:

@@ -27,6 +27,11 @@ class Config:
     sees_root: bool = True  # heads also see the last committed token, as in Hydra (Ankner et al. 2402.05109)
     draft_vocab: int | None = None  # only the target's most frequent tokens are guessed; null = all
 
+    def proposes(self) -> tuple[str, bool | None]:
+        return (
+            "deterministic" if self.siblings == "top_k" else self.siblings
+        ), None  # the heads bring a tree
+
     def __post_init__(self) -> None:
         at_least("drafter", self, nodes=1, heads=1, resblocks=1, draft_vocab=1)
         if self.siblings not in SIBLINGS:

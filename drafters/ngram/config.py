@@ -12,6 +12,9 @@ class Config:
     max_ngram: int = 3  # longest match looked for
     min_ngram: int = 1  # shortest match accepted
 
+    def proposes(self) -> tuple[str, bool | None]:
+        return "deterministic", True
+
     def __post_init__(self) -> None:
         if self.gamma < 1:
             raise OptionError("drafter.gamma", self.gamma, "must be ≥ 1; use drafter=none for no draft.")

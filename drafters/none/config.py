@@ -6,3 +6,6 @@ from dataclasses import dataclass
 @dataclass
 class Config:
     name: str = "none"
+
+    def proposes(self) -> tuple[str, bool | None]:
+        return "deterministic", True

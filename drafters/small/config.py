@@ -27,6 +27,12 @@ class Config:
     )  # children per node, by depth, e.g. [3,2,1]; [] = a chain of gamma
     siblings: str = "without_replacement"  # of a tree: with_replacement | without_replacement | top_k
 
+    def proposes(self) -> tuple[str, bool | None]:
+        if not self.tree:
+            return "with_replacement", True
+        kind = "deterministic" if self.siblings == "top_k" else self.siblings
+        return kind, max(self.tree) == 1
+
     def __post_init__(self) -> None:
         if self.gamma < 1:
             raise OptionError("drafter.gamma", self.gamma, "must be ≥ 1; use drafter=none for no draft.")

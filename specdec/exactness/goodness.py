@@ -44,9 +44,7 @@ class Fit:
         """The fits of independent strata as one: statistics and degrees of freedom add up."""
         df = sum(f.df for f in fits)
         chi2, g = math.fsum(f.chi2 for f in fits), math.fsum(f.g for f in fits)
-        impossible: dict[Any, int] = {
-            (i, k): n for i, f in enumerate(fits) for k, n in f.impossible.items()
-        }
+        impossible: dict[Any, int] = {(i, k): n for i, f in enumerate(fits) for k, n in f.impossible.items()}
         return cls(
             observations=sum(f.observations for f in fits),
             cells=sum(f.cells for f in fits),

@@ -77,12 +77,17 @@ class Rule(ABC):
         """`[...]`: how probably a position with laws `[..., V]` takes one of `drafts` i.i.d. candidates."""
         return None
 
-    def check(self, drafter: str, kind: Kind, is_chain: bool) -> None:
+    def check(self, drafter: str, kind: Kind | str, is_chain: bool) -> None:
         """Refuse, at configuration time, a pairing that would be biased or that this rule cannot read.
+
+        A coupled rule makes a sampling drafter draw with its own noise, whatever its `kind`.
 
         Raises:
             OptionError: it is such a pairing.
         """
+        kind = Kind(kind)
+        if self.coupled and kind is not Kind.DETERMINISTIC:
+            kind = Kind.COUPLED
         if not is_chain and not self.trees:
             remedy = f"takes chains, but drafter={drafter} proposes trees; use verify=recursive."
             raise OptionError("verify", self.name, remedy)
