@@ -4,9 +4,10 @@ PY ?= python3
 VENV ?= .venv
 ARGS ?=
 TESTS ?=
+NOTEBOOKS ?=
 BIN := $(VENV)/bin
 
-.PHONY: run test check fmt clean
+.PHONY: run test check fmt notebooks clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -22,6 +23,10 @@ check: $(VENV)/.installed-dev
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Executes notebooks/ in place, a few minutes on an idle machine (the last one measures times).
+notebooks: $(VENV)/.installed-test
+	$(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
