@@ -140,7 +140,7 @@ def _robust(
         found = optimize.least_squares(
             _log_ratio,
             start,
-            jac=lambda beta, x, y: x / (x @ beta)[:, None],
+            jac=lambda beta, x, y: x / np.maximum(x @ beta, LEAST_SECONDS / 10)[:, None],
             bounds=(0, np.inf),
             loss="cauchy",
             f_scale=2 * scale,

@@ -1,0 +1,210 @@
+"""What a GPU must show, in one command and minutes: `experiments/gpu_check.sh` (see docs/performance.md).
+
+Tests that need CUDA, the certificate on the device, then random weights of a large target: the cost of
+verify forwards (eager, compiled, CUDA graph), autoregressive speed against the memory bandwidth, the
+drafters' steps, and the speedup at prescribed acceptance rates against the speed model. A part that fails is
+told and does not end the others. The same runs on a CPU with a tiny target.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from experiments import machine, peak_memory
+from experiments.gpu_check import checks, decoding, forwards, report
+from experiments.store import Run
+from specdec.config import Config, at_least
+from specdec.errors import CheckFailed, OptionError
+from specdec.model import Model
+from specdec.roofline import ACCELERATORS
+
+PARTS = ("tests", "certificate", "forwards", "autoregressive", "synthetic", "drafters", "compiled")
+PARTIAL = "so_far.json"  # what a run that is killed leaves
+MEDUSA = {"name": "medusa", "weights": "random", "heads": 4, "nodes": 64}
+EAGLE = {"name": "eagle", "weights": "random", "draft_vocab": 32000, "depth": 5, "top_k": 10, "nodes": 60}
+CHAIN = EAGLE | {"mode": "chain", "depth": 4}
+
+
+@dataclass
+class Options:
+    """Options of `task=gpu_check`."""
+
+    name: str = "gpu_check"
+    parts: list[str] = field(default_factory=lambda: list(PARTS))
+    seconds: float = 400.0  # no part begins later than this
+    tests: list[str] = field(default_factory=lambda: ["-m", "cuda", "tests"])  # arguments of pytest
+    tests_seconds: float = 120.0
+    certificate: list[list[str]] = field(
+        default_factory=lambda: [["small", "block"], ["eagle", "recursive"], ["medusa", "traversal"]]
+    )  # drafter, rule
+    certificate_sequences: int = 20_000
+    certificate_seconds: float = 60.0
+    widths: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
+    contexts: list[int] = field(default_factory=lambda: [512, 4096])
+    batches: list[int] = field(default_factory=lambda: [1, 8, 32])
+    compile_widths: list[int] = field(default_factory=lambda: [1, 16])  # at the first batch, context
+    forward_seconds: float = 0.15  # of measuring each shape
+    prompt_tokens: int = 512
+    new_tokens: int = 128
+    drafters: list[Any] = field(default_factory=lambda: [dict(MEDUSA), dict(EAGLE)])
+    synthetic: Any = field(default_factory=lambda: dict(CHAIN))  # the drafter at prescribed acceptance
+    rates: list[float] = field(default_factory=lambda: [0.6, 0.7, 0.8, 0.9])
+    synthetic_tokens: int = 256
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        at_least("task", self, prompt_tokens=1, new_tokens=8, synthetic_tokens=8, repeats=1)
+        at_least("task", self, certificate_sequences=1000)
+        for part in self.parts:
+            if part not in PARTS:
+                raise OptionError("task.parts", part, f"no such part; choices: {', '.join(PARTS)}.")
+        for name in ("widths", "contexts", "batches"):
+            values = getattr(self, name)
+            if not values or min(values) < 1 or sorted(set(values)) != list(values):
+                raise OptionError(f"task.{name}", values, "must be rising numbers ≥ 1.")
+        if self.widths[0] != 1:
+            remedy = "must begin with 1, with which the others are compared."
+            raise OptionError("task.widths", self.widths, remedy)
+        if not all(0 < rate < 1 for rate in self.rates):
+            raise OptionError("task.rates", self.rates, "must lie strictly between 0 and 1.")
+        if any(len(pair) != 2 for pair in self.certificate):
+            remedy = "must be pairs [drafter,rule], e.g. [[small,block]]."
+            raise OptionError("task.certificate", self.certificate, remedy)
+
+
+def run(config: Config, run_dir: Path) -> None:
+    """`summary.json` and `gpu_check.md` in `run_dir`; the tables are printed too.
+
+    Raises:
+        CheckFailed: a test, the certificate or a part failed. A goal that was not reached is no failure.
+    """
+    task: Options = config.task
+    start = time.perf_counter()
+    end = start + task.seconds
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    say = _say
+    say("loading the target")
+    target = Model.load(config.target)
+    _check_lengths(task, target)
+    facts = peak_memory.capacity(target.device)
+    store = Run(run_dir, config, target=target.provenance, threads=torch.get_num_threads(), **facts)
+    results: dict[str, Any] = {"device": str(target.device), **facts, "target": target.provenance}
+    results["bandwidth"] = bandwidth(target.device, facts.get("accelerator", ""))
+    for part in task.parts:
+        if time.perf_counter() > end:
+            results[part] = {"error": f"not begun within {task.seconds:.0f} s"}
+            continue
+        began = time.perf_counter()
+        say(part)
+        try:
+            results[part] = perform(part, config, target, results["bandwidth"]["used"], end, say)
+        except Exception as error:  # the other parts go on; the run fails at its end
+            results[part] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        results[f"{part}_seconds"] = time.perf_counter() - began
+        store.write(PARTIAL, results)
+    results["seconds"] = time.perf_counter() - start
+
+    goals = report.goals(results)
+    results["goals"] = [goal.plain for goal in goals]
+    text = report.markdown(results, goals)
+    (run_dir / "gpu_check.md").write_text(text, encoding="utf-8")
+    print(text)
+    print(store.finish(results))
+    (run_dir / PARTIAL).unlink()
+    if failed := failures(results):
+        raise CheckFailed(f"the check failed: {'; '.join(failed)}")
+
+
+def perform(
+    part: str, config: Config, target: Model, bandwidth: float, end: float, say: Callable[[str], None]
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """One part's results; `end`: after which nothing more is compiled."""
+    task: Options = config.task
+    length, tokens = task.prompt_tokens, task.new_tokens
+    if part == "tests":
+        return checks.tests(task.tests, task.tests_seconds)
+    if part == "certificate":
+        pairs, device = task.certificate, str(target.device)
+        return checks.certificate(device, pairs, task.certificate_sequences, task.certificate_seconds, say)
+    if part == "forwards":
+        return _forwards(task, target, say)
+    if part == "compiled":
+        return _compiled(task, target, end, say)
+    if part == "autoregressive":
+        return decoding.autoregressive(config, target, task.batches, length, tokens, bandwidth)
+    if part == "drafters":
+        return decoding.drafter_steps(config, target, task.drafters, task.batches, length, tokens // 4)
+    return decoding.synthetic(
+        config, target, task.synthetic, task.rates, length, task.synthetic_tokens, task.repeats
+    )
+
+
+def _forwards(task: Options, target: Model, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Every shape in every mode that can run a grid."""
+    rows = []
+    for batch in task.batches:
+        for context in task.contexts:
+            say(f"forwards: batch {batch}, context {context}")
+            for mode in forwards.modes(target.device):
+                for width in task.widths:
+                    shape = (mode, batch, context, width)
+                    rows.append(forwards.measure(target, *shape, task.forward_seconds))
+                    forwards.release(target.device)
+    return rows
+
+
+def _compiled(task: Options, target: Model, end: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A few shapes through `torch.compile`, which takes its time."""
+    rows: list[dict[str, Any]] = []
+    for width in task.compile_widths:
+        if rows and time.perf_counter() > end:
+            break
+        say(f"compiling a forward of width {width}")
+        shape = (forwards.COMPILED, task.batches[0], task.contexts[0], width)
+        rows.append(forwards.measure(target, *shape, task.forward_seconds))
+    return rows
+
+
+def bandwidth(device: torch.device, name: str) -> dict[str, float | None]:
+    """Bytes per second: `measured`, the data `sheet`'s where the accelerator is known, and the one `used`."""
+    words = name.lower().replace("-", " ").split()
+    sheet = next((a.bandwidth for key, a in ACCELERATORS.items() if key in words), None)
+    measured = machine.read_bandwidth(device, 0.5)
+    return {"measured": measured, "sheet": sheet, "used": max(measured, sheet or 0.0)}
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """Parts that broke, and checks that say no."""
+    found = []
+    for part in PARTS:
+        result = results.get(part)
+        if report.broke(result):
+            found.append(f"{part}: {result['error']}")
+        elif isinstance(result, dict) and result.get("ok") is False:
+            found.append(f"{part}: {result.get('told') or '; '.join(result['failures'])}")
+    return found
+
+
+def _check_lengths(task: Options, target: Model) -> None:
+    """Refuse shapes that the target's context cannot hold."""
+    longest = max(task.contexts) + max(task.widths)
+    if longest > target.context_length:
+        remedy = f"with task.widths need {longest} tokens; the target has {target.context_length}."
+        raise OptionError("task.contexts", task.contexts, remedy)
+    longest = task.prompt_tokens + max(task.new_tokens, task.synthetic_tokens)
+    if longest > target.context_length:
+        remedy = f"with the new tokens needs {longest} tokens; the target has {target.context_length}."
+        raise OptionError("task.prompt_tokens", task.prompt_tokens, remedy)
+
+
+def _say(what: str) -> None:
+    Console(file=sys.stderr).print(what, highlight=False, soft_wrap=True)
