@@ -15,6 +15,7 @@ from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 import drafters
+from drafters.training import optimizer
 from drafters.training.loop import Loop, Schedule
 from drafters.training.shards import Answer, ShardFolder
 from drafters.training.teacher import FeatureStore, Teacher
@@ -46,6 +47,7 @@ class Options:
     steps: int = 3000  # optimizer steps at most
     batch_positions: int = 4096  # places per step
     micro_positions: int = 2048  # places per forward; lower it if memory is short
+    optimizer: str = "muon"  # muon (for matrices; adamw for the rest) | adamw
     learning_rate: float = 1e-3
     warmup: int = 50  # steps
     validate_every: int = 250  # steps; each also saves a state from which resume=true goes on
@@ -70,6 +72,8 @@ class Options:
         )
         if self.learning_rate <= 0:
             raise OptionError("task.learning_rate", self.learning_rate, "must be > 0.")
+        if self.optimizer not in optimizer.NAMES:
+            raise OptionError("task.optimizer", self.optimizer, suggest(self.optimizer, optimizer.NAMES))
         if self.precision not in PRECISIONS:
             raise OptionError("task.precision", self.precision, suggest(self.precision, PRECISIONS))
         if self.draft_vocab != "full" and not (self.draft_vocab.isdigit() and int(self.draft_vocab)):
@@ -209,23 +213,31 @@ def _features(
     """Stores of hidden states: on disk beside the answers, or computed anew in every step."""
     if not options.cache_features:
         return FeatureStore(teacher, None, data.answers), FeatureStore(teacher, None, data.held_out)
-    layers = "-".join("final" if layer == Model.FINAL else str(layer) for layer in sorted(teacher.layers))
-    kind = f"{layers}{'-and-prompts' if teacher.prompts == 'states' else ''}"
-    folders = [path / "features" / kind for path in data.folders]
 
     def progress(done: int, total: int) -> None:
         if done % 20 == 0 or done == total:
             console.print(f"hidden states: {done} of {total} files", highlight=False)
 
-    stores = [
-        FeatureStore(teacher, f, a, progress=progress)
-        for f, a in zip(folders, (data.answers, data.held_out), strict=True)
-    ]
+    answers = data.answers, data.held_out
+    stores = [_store(path / "features", teacher, a) for path, a in zip(data.folders, answers, strict=True)]
     for store in stores:
-        store.complete()
+        store.complete(progress)
     return stores[0], stores[1]
 
 
+def _store(parent: Path, teacher: Teacher, answers: list[Answer]) -> FeatureStore:
+    """A folder in `parent` whose name tells its layers; one that another drafter filled with more will do."""
+    layers = sorted("final" if layer == Model.FINAL else str(layer) for layer in teacher.layers)
+    extent = "states" if teacher.prompts == "states" else "answers"
+    for folder in sorted(parent.glob("*-*")):
+        *there, reaches = folder.name.split("-")
+        store = FeatureStore(teacher, folder, answers)
+        if set(layers) <= set(there) and reaches in (extent, "states") and store.is_complete:
+            return store
+    return FeatureStore(teacher, parent / "-".join([*layers, extent]), answers)
+
+
 def _schedule(options: Options, seed: int, steps: int) -> Schedule:
-    names = ("batch_positions", "micro_positions", "learning_rate", "warmup", "validate_every", "patience")
+    names = ("batch_positions", "micro_positions", "optimizer", "learning_rate", "warmup")
+    names += ("validate_every", "patience")
     return Schedule(steps=steps, seed=seed, **{name: getattr(options, name) for name in names})

@@ -22,10 +22,10 @@ from drafters.small import train as small_train
 from drafters.small.config import Config as SmallConfig
 from drafters.small.load import load_small
 from drafters.training.batches import groups, pad
+from drafters.training.cross_entropy import SLICE, head_cross_entropy, soft_cross_entropy
 from drafters.training.loop import Loop, Schedule
 from drafters.training.shards import Answer
 from drafters.training.teacher import FeatureStore, Teacher
-from drafters.training.trainable import soft_cross_entropy
 from drafters.training.validation import validate
 from drafters.training.vocabulary import coverage, most_frequent
 from experiments.comparison import predicted_speedup
@@ -157,6 +157,28 @@ def test_soft_cross_entropy_is_minus_sum_p_log_q():
     torch.testing.assert_close(soft_cross_entropy(logits, law), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_sliced_loss_has_the_gradients_of_the_plain_one(trained):
+    """Loss and gradients against autograd through all logits at once, more rows than a slice holds."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(SLICE + 7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 5, generator=generator).requires_grad_(trained)
+    bias = torch.randn(11, generator=generator).requires_grad_(trained)
+    laws = torch.rand(9, 11, generator=generator).softmax(-1) * 0.9
+    index = torch.randint(9, (len(states),), generator=generator)
+    scale = torch.rand(len(states), generator=generator)
+    inputs = [states, weight, bias] if trained else [states]
+    plain = soft_cross_entropy(states @ weight.T + bias, laws[index])
+    sliced = head_cross_entropy(states, weight, bias, laws, index)
+    torch.testing.assert_close(sliced, plain, rtol=1e-5, atol=1e-5)
+    for got, expected in zip(
+        torch.autograd.grad((sliced * scale).sum(), inputs),
+        torch.autograd.grad((plain * scale).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("few", [None, [3, 4, 7, 8, 12, 13, 20, 21, 28]])
 def test_medusa_is_validated_as_by_hand(target, answers, few):
     """α, agreement, hits and ranks, position by position, from plain forwards and the heads' formula."""
@@ -278,9 +300,9 @@ def test_micro_batches_change_nothing_but_memory(target, answers, tmp_path):
     for _, batch in batches:
         loop._loss(batch, [], []).backward()
         grads.append([p.grad.clone() for p in loop.parameters])
-        loop.optimizer.zero_grad()
+        loop.trainable.module.zero_grad()
     captured = []
-    loop.optimizer.step = lambda: captured.extend(p.grad.clone() for p in loop.parameters)
+    loop.optimizer.step = lambda rate: captured.extend(p.grad.clone() for p in loop.parameters)
     loop.schedule.clip = 1e9
     loop._step(iter([b for _, b in batches]))
     for got, a, b in zip(captured, *grads, strict=True):

@@ -226,9 +226,13 @@ class EagleModel(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """`[B, T, V_d]`: of the token after each state, over the draft vocabulary."""
-        normed = self.norm(states)
-        weight, bias = (self.lm_head.weight, None) if self.lm_head is not None else self._lent["head"]
-        return linear(normed.to(weight.dtype), weight, bias)
+        weight, bias = self.head
+        return linear(self.norm(states).to(weight.dtype), weight, bias)
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor | None]:
+        """Matrix `[V_d, H]` and bias, if any: its own, or the target's rows of the draft vocabulary."""
+        return (self.lm_head.weight, None) if self.lm_head is not None else self._lent["head"]
 
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine `[positions, D]`, in float32 precision whatever the weights' dtype."""

@@ -20,6 +20,7 @@ from drafters.eagle.model import EagleModel, new_architecture
 from drafters.training.batches import Batch
 from drafters.training.shards import Answer
 from drafters.training.trainable import Prediction, Trainable
+from specdec.errors import OptionError
 from specdec.model import Model
 
 NOISE = 0.1  # generation 1: uniform noise on the features, ± this (2401.15077, section 4.3)
@@ -76,7 +77,7 @@ class EagleTraining(Trainable):
             if model.architecture.generation == 1:  # its states continue the target's, so are to be like them
                 distance = F.smooth_l1_loss(own.float(), final[row, origin + 1 + d].float(), reduction="none")
                 regression = REGRESSION * distance.mean(-1)
-            yield Prediction(model.logits(own), row, origin + 2 + d, origin, regression)
+            yield Prediction(model.norm(own), model.head, row, origin + 2 + d, origin, regression)
 
     @property
     def relative_cost(self) -> float:
@@ -159,6 +160,13 @@ def fresh(config: Config, target: Model, token_map: Tensor | None) -> EagleModel
         embeddings = target.hf.get_input_embeddings().weight
         model.fc.weight[:, :hidden] *= scale / float(embeddings.float().square().mean().sqrt())
     return model
+
+
+def check(config: Config) -> None:
+    """Refuse options that cannot be trained, before anything slow."""
+    if config.draft_vocab is not None:
+        remedy = "is for random weights; training takes task.draft_vocab."
+        raise OptionError("drafter.draft_vocab", config.draft_vocab, remedy)
 
 
 def build(

@@ -109,11 +109,13 @@ class MedusaHeads(nn.Module):
             F.rms_norm(embedded, embedded.shape[-1:])
         )  # features have unit scale, too
 
+    def head(self, d: int) -> tuple[Tensor, Tensor | None]:
+        """Matrix `[Vd, H]` and bias `[Vd]`, if any, of head d."""
+        return (self.heads[d].weight, None) if self.spec.own_head else self._shared
+
     def logits(self, hidden: Tensor, d: int) -> Tensor:
         """`[..., Vd]` of head d from what its blocks gave, `[..., H]`."""
-        if self.spec.own_head:
-            return self.heads[d](hidden)
-        weight, bias = self._shared
+        weight, bias = self.head(d)
         return F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
 
     def to_target(self, logits: Tensor, vocab: int) -> Tensor:

@@ -51,8 +51,8 @@ class MedusaTraining(Trainable):
         end = batch.lengths[row]
         for d in range(self.module.depth):
             here = (t + 2 + d < end).nonzero()[:, 0]
-            logits = self.module.logits(self.module.blocks[d](x[here]), d)
-            yield Prediction(logits, row[here], t[here] + 2 + d, t[here])
+            states = self.module.blocks[d](x[here])
+            yield Prediction(states, self.module.head(d), row[here], t[here] + 2 + d, t[here])
 
     def adapt(self, ranks: Tensor) -> dict[str, Any]:
         """Tune the tree to the measured ranks and tell what it would accept."""

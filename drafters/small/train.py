@@ -43,7 +43,7 @@ class SmallTraining(Trainable):
         embedded = self.small.hf.get_input_embeddings()(batch.tokens).float()
         states = self.decoder(inputs_embeds=embedded, use_cache=False).last_hidden_state
         row, place = batch.answer_mask.nonzero(as_tuple=True)
-        yield Prediction(self._logits(states[row, place - 1]), row, place, place)
+        yield Prediction(states[row, place - 1], self._head, row, place, place)
 
     def save(self, folder: Path, card: str) -> Path:
         config, layers = self.small.config, len(self.decoder.layers)
@@ -65,11 +65,12 @@ class SmallTraining(Trainable):
         drafted = vocab if self.token_map is None else len(self.token_map)
         return (own + drafted * hidden) / (layers + vocab * hidden)
 
-    def _logits(self, states: Tensor) -> Tensor:
+    @property
+    def _head(self) -> tuple[Tensor, Tensor | None]:
         head = self.small.hf.get_output_embeddings()
         if isinstance(head, MappedHead):
-            return head.draft_logits(states)
-        return nn.functional.linear(states, head.weight.to(states.dtype))
+            return head.few[0], None
+        return head.weight.detach(), getattr(head, "bias", None)
 
 
 def check(config: Config) -> None:

@@ -4,7 +4,9 @@
 - batches.py: the answers as padded batches
 - vocabulary.py: a reduced draft vocabulary and its way back
 - teacher.py: the frozen target's features and soft targets
+- cross_entropy.py: the loss
 - trainable.py: what a drafter implements to be trained
+- optimizer.py: AdamW or Muon
 - validation.py: per-depth acceptance and agreement on held-out answers
-- loop.py: the loop; checkpoints.py: what it needs to go on after a kill
+- loop.py: the loop, its states to go on from after a kill
 """

@@ -15,8 +15,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from drafters.training.batches import Batch, groups
+from drafters.training.cross_entropy import head_cross_entropy
+from drafters.training.optimizer import Optimizer
 from drafters.training.teacher import FeatureStore, Teacher
-from drafters.training.trainable import Trainable, soft_cross_entropy
+from drafters.training.trainable import Trainable
 from drafters.training.validation import Validation, validate
 from specdec.errors import NumericalError
 from specdec.model import Model
@@ -30,6 +32,7 @@ class Schedule:
         steps: optimizer steps at most.
         batch_positions: places per step and process, padding included.
         micro_positions: places per forward; a step is several.
+        optimizer: one of `optimizer.NAMES`.
         learning_rate: its peak, reached after `warmup` steps, then a cosine down to a tenth.
         validate_every: steps.
         patience: validations without progress before stopping.
@@ -39,6 +42,7 @@ class Schedule:
     steps: int = 2000
     batch_positions: int = 4096
     micro_positions: int = 2048
+    optimizer: str = "muon"
     learning_rate: float = 1e-3
     warmup: int = 50
     validate_every: int = 200
@@ -98,8 +102,8 @@ class Loop:
         self.schedule, self.folder, self.report = schedule, folder, report
         self.accelerator = accelerator
         self.parameters = [p for p in trainable.module.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=schedule.weight_decay
+        self.optimizer = Optimizer(
+            schedule.optimizer, self.parameters, schedule.learning_rate, schedule.weight_decay
         )
         self.history = History()
         self.best_state: dict[str, Tensor] = {}
@@ -147,10 +151,7 @@ class Loop:
             raise NumericalError(
                 f"the gradient is NaN or infinite at step {history.step}; use a smaller task.learning_rate."
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = schedule.rate(history.step)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(schedule.rate(history.step))
         history.step += 1
         return [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
 
@@ -162,10 +163,10 @@ class Loop:
             if depth == len(sums):
                 sums.append(0.0)
                 counts.append(0)
-            if not len(prediction.logits):
+            if not len(prediction.states):
                 continue
-            law = laws[index[prediction.row, prediction.place]]
-            losses = soft_cross_entropy(prediction.logits, law)
+            which = index[prediction.row, prediction.place]
+            losses = head_cross_entropy(prediction.states, *prediction.head, laws, which)
             sums[depth] += float(losses.detach().sum())
             counts[depth] += len(losses)
             if prediction.regression is not None:

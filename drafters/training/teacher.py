@@ -25,7 +25,7 @@ class Teacher:
         target: frozen.
         layers: whose outputs are wanted, as in `Model.features`; the final one always is.
         prompts: what a batch holds of them. "none": each sequence begins one token before its answer;
-            "tokens": sequences are whole, hidden states before that place are zero; "states": all is there.
+            "tokens": sequences are whole, states before that place may be zero; "states": all is there.
         token_map: `[Vd]` the draft vocabulary; `None` = all.
     """
 
@@ -61,7 +61,8 @@ class Teacher:
             states[layer] = features[0][layer].new_zeros(*batch.tokens.shape, width)
             for row, (answer, found) in enumerate(zip(answers, features, strict=True)):
                 end = len(answer.tokens)
-                states[layer][row, end - len(found[layer]) : end] = found[layer]
+                last = found[layer][-end:]
+                states[layer][row, end - len(last) : end] = last
         return replace(batch, features=states)
 
     def features(self, answers: Sequence[Answer]) -> list[dict[int, Tensor]]:
@@ -100,7 +101,6 @@ class FeatureStore:
         folder: where they are kept, one file per group of answers; `None` keeps nothing.
         answers: all of them. A kept file belongs to the very answers it was computed for.
         per_file: answers per file.
-        progress: told how many files of how many exist.
     """
 
     def __init__(
@@ -109,10 +109,8 @@ class FeatureStore:
         folder: Path | None,
         answers: Sequence[Answer],
         per_file: int = 96,
-        progress: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.teacher, self.folder, self.answers, self.per_file = teacher, folder, answers, per_file
-        self.progress = progress
         self._open: dict[int, safe_open] = {}
 
     def read(self, indices: Sequence[int]) -> Batch:
@@ -121,13 +119,21 @@ class FeatureStore:
         found = self.teacher.features(some) if self.folder is None else [self._features(i) for i in indices]
         return self.teacher.batch(some, found)
 
-    def complete(self) -> None:
-        """Compute what is missing."""
-        total = -(-len(self.answers) // self.per_file)
-        for number in range(total):
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files are there."""
+        return all(self._file(number).exists() for number in range(self._files))
+
+    def complete(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compute what is missing; `progress` is told how many files of how many are there."""
+        for number in range(self._files):
             if not self._file(number).exists():
                 self._compute(number)
-            self.progress(number + 1, total)
+            progress(number + 1, self._files)
+
+    @property
+    def _files(self) -> int:
+        return -(-len(self.answers) // self.per_file)
 
     def _file(self, number: int) -> Path:
         count = len(self.answers[number * self.per_file : (number + 1) * self.per_file])

@@ -18,7 +18,8 @@ class Prediction:
     """What a drafter says at P positions of a batch, all at the same draft depth.
 
     Arguments:
-        logits: `[P, Vd]` over the draft vocabulary, with gradients.
+        states: `[P, H]` what enters the head, with gradients.
+        head: its matrix `[Vd, H]` over the draft vocabulary and its bias `[Vd]` or none.
         row: `[P]` int64, which sequences.
         place: `[P]` int64, the places whose tokens are guessed; the target's law of them is that of the state
             one place before.
@@ -26,11 +27,18 @@ class Prediction:
         regression: `[P]` what else is to be small there, e.g. the distance of states from the target's.
     """
 
-    logits: Tensor
+    states: Tensor
+    head: tuple[Tensor, Tensor | None]
     row: Tensor
     place: Tensor
     origin: Tensor
     regression: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """`[P, Vd]`."""
+        weight, bias = self.head
+        return nn.functional.linear(self.states.to(weight.dtype), weight, bias)
 
 
 class Trainable(ABC):
@@ -75,13 +83,3 @@ class Trainable(ABC):
     @abstractmethod
     def save(self, folder: Path, card: str) -> Path:
         """Write a checkpoint that `drafter.checkpoint=<folder>` loads."""
-
-
-def soft_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
-    """`[P]`: −Σ p log q. Mass that p has outside the draft vocabulary costs nothing.
-
-    Arguments:
-        logits: `[P, Vd]`. law: `[P, Vd]`, at most 1 in sum.
-    """
-    logits = logits.float()
-    return law.sum(-1) * logits.logsumexp(-1) - (law * logits).sum(-1)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from drafters.training.batches import Batch
+from drafters.training.cross_entropy import soft_cross_entropy
 from drafters.training.teacher import Teacher
-from drafters.training.trainable import Prediction, Trainable, soft_cross_entropy
+from drafters.training.trainable import Prediction, Trainable
 from specdec.model import Model
 
 
@@ -82,7 +83,8 @@ def _count(
     counts: DepthCounts, prediction: Prediction, batch: Batch, trainable: Trainable, teacher: Teacher
 ) -> Tensor:
     """Add one prediction's counts; `[P]` the ranks of the tokens that came (Vd if they cannot be drafted)."""
-    logits, vocab = prediction.logits.float(), prediction.logits.shape[-1]
+    logits = prediction.logits.float()
+    vocab = logits.shape[-1]
     row, place = prediction.row, prediction.place
     everything, token = teacher.law(batch.features[Model.FINAL][row, place - 1]), batch.tokens[row, place]
     token_map = trainable.token_map
