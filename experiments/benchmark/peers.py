@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from experiments.benchmark.contestants import AUTOREGRESSIVE, Contestant, Decode
+from specdec.compat import quiet_transformers
 
 PEERS = ("economize", "flashspec")
 NAME = "target"  # what the packages' logs call the models that they are given
@@ -45,7 +46,19 @@ def contestants(
         gamma: draft length of the small model.
     """
     build = {"economize": _economize, "flashspec": _flashspec}[peer]
-    return [Contestant(peer, method, decode) for method, decode in build(hf, small, eos, room, ngram, gamma)]
+    with quiet_transformers():
+        methods = build(hf, small, eos, room, ngram, gamma)
+    return [Contestant(peer, method, _quiet(decode)) for method, decode in methods]
+
+
+def _quiet(decode: Decode) -> Decode:
+    """Without what transformers says about how the packages call it."""
+
+    def quiet(prompt: list[int]) -> list[int]:
+        with quiet_transformers():
+            return decode(prompt)
+
+    return quiet
 
 
 Methods = list[tuple[str, Decode]]

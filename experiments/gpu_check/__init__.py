@@ -119,7 +119,7 @@ def run(config: Config, run_dir: Path) -> None:
     (run_dir / "gpu_check.md").write_text(text, encoding="utf-8")
     print(text)
     print(store.finish(results))
-    (run_dir / PARTIAL).unlink()
+    (run_dir / PARTIAL).unlink(missing_ok=True)
     if failed := failures(results):
         raise CheckFailed(f"the check failed: {'; '.join(failed)}")
 

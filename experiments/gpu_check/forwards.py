@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def graphed(work: Work) -> Work:
     return graph.replay
 
 
-@cache
+@lru_cache(maxsize=1)
 def _side_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
