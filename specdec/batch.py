@@ -75,7 +75,7 @@ class Batch:
         self.stops = None
         if config.stop and target.tokenizer is not None:
             self.stops = [StopStrings(target.tokenizer, config.stop) for _ in ids]
-        self.going_on = list(range(len(ids)))  # rows that have not finished
+        self.going_on = list(range(len(ids)))  # rows that have not finished, in the order they are to have
         self.room = dict(zip(ids, room, strict=True))
         self.least_room, self.most_room = min(room), max(room)
         self.forwarded = (0, 0, 0)  # (batch, nodes, longest context) of the step's forward
@@ -143,6 +143,7 @@ class Batch:
                 self.going_on.append(row)
                 lengths.append(len(generation.prompt) + len(generation.tokens))
                 rooms.append(self.room[generation.sequence] - len(generation.tokens))
+        self.going_on = closed_up(self.going_on)
         if self.going_on:
             self.least_room, self.most_room = min(rooms), max(rooms)
         sequences.settle(blocks, max(lengths, default=sequences.longest))
@@ -174,6 +175,12 @@ class Batch:
         if "prefill" not in lap:
             draft, target, rule, other = (lap[phase] for phase in PHASES)
             self.ledger.step_seconds.append((*self.forwarded, draft, target, rule, other))
+
+
+def closed_up(rows: list[int]) -> list[int]:
+    """Ascending `rows` in such an order that as many as possible keep their place: the last fill the gaps."""
+    kept, late = set(rows), [r for r in rows if r >= len(rows)]
+    return [place if place in kept else late.pop() for place in range(len(rows))]
 
 
 def drafted(proposal: Proposal, verdict: Verdict) -> list[Draft]:

@@ -67,10 +67,12 @@ class SlotCache(Cache):
         """Tell the cache, once the host knows it, how long its longest row is."""
         self.longest, self.aligned = longest, self.batch == 1
 
+    @torch.inference_mode()
     def select(self, rows: Tensor) -> None:
-        """Keep only some rows (int64 indices)."""
+        """Keep only some rows (int64 indices); those that stay where they are, are not copied."""
+        goal = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         for layer in self.slot_layers:
-            layer.select(rows)
+            layer.select(len(rows), rows[goal], goal)
         self.lengths, self.rows = self.lengths[rows], self.rows[: len(rows)]
 
 
@@ -112,9 +114,13 @@ class _SlotLayer(CacheLayerMixin):
         for buffer in (self.keys, self.values):
             buffer[rows, :, goal] = buffer[rows, :, source]
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, count: int, source: Tensor, goal: Tensor) -> None:
+        """Copy rows `source` to `goal`, then keep the first `count`."""
         if self.is_initialized:
-            self.keys, self.values = (x[rows.to(x.device)] for x in (self.keys, self.values))
+            source, goal = source.to(self.keys.device), goal.to(self.keys.device)
+            for buffer in (self.keys, self.values):
+                buffer[goal] = buffer[source]
+            self.keys, self.values = self.keys[:count], self.values[:count]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.used, 0

@@ -30,7 +30,9 @@ from drafters.training.validation import validate
 from drafters.training.vocabulary import coverage, most_frequent
 from experiments.comparison import predicted_speedup
 from experiments.train import trainer_of
-from specdec.config import TargetConfig
+from specdec import verify
+from specdec.config import EngineConfig, TargetConfig
+from specdec.engine import Engine
 from specdec.errors import NumericalError, OptionError
 from specdec.model import Model
 
@@ -521,23 +523,34 @@ def test_drafters_without_training_say_so():
 
 
 def test_the_whole_task(tmp_path, monkeypatch):
-    """`task=train` from nothing to a checkpoint that drafts, and again from the cache."""
+    """`task=train` from nothing to checkpoints that draft; hidden states are computed once for all."""
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    overrides = [
-        "task=train", "drafter=medusa", "target=tiny", "drafter.heads=2", "task.precision=no",
-        "task.data.tokens=300", "task.data.batch_size=8",
-        "task.data.round=1", "task.data.max_new_tokens=8", "task.data.longest_prompt=300", "task.steps=4",
-        "task.validate_every=2", "task.draft_vocab=100", "task.warmup=1",
-    ]  # fmt: skip
-    with initialize_config_module("conf", version_base="1.3"):
-        config = conf.resolve(compose("config", overrides=overrides))
-    run = tmp_path / "run"
-    experiments.run(dataclasses.replace(config), run)
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == 4 and summary["draft_vocab"] == 100 and 0 < summary["coverage"] <= 1
-    assert (run / "curves.png").stat().st_size > 1000
-    card = (run / "checkpoint" / "README.md").read_text()
-    assert "| depth |" in card and "seed 0" in card
     target = Model.load(TargetConfig(name="tiny", source="tiny"))
-    drafter = drafters.build({"name": "medusa", "checkpoint": str(run / "checkpoint"), "nodes": 5}, target)
-    assert drafter.max_nodes == 5 and drafter.heads.spec.draft_vocab == 100
+    for name, option, where in (
+        ("eagle", "drafter.depth=2", "checkpoint"),  # reads most of the target, so it comes first
+        ("medusa", "drafter.heads=2", "checkpoint"),
+        ("small", "drafter.layers=1", "path"),
+    ):
+        overrides = [
+            "task=train", f"drafter={name}", option, "target=tiny", "task.precision=no",
+            "task.data.tokens=300", "task.data.batch_size=8",
+            "task.data.round=1", "task.data.max_new_tokens=8", "task.data.longest_prompt=300", "task.steps=4",
+            "task.validate_every=2", "task.draft_vocab=100", "task.warmup=1",
+        ]  # fmt: skip
+        with initialize_config_module("conf", version_base="1.3"):
+            config = conf.resolve(compose("config", overrides=overrides))
+        run = tmp_path / name
+        experiments.run(dataclasses.replace(config), run)
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["steps"] == 4 and summary["draft_vocab"] == 100 and 0 < summary["coverage"] <= 1
+        assert (run / "curves.png").stat().st_size > 1000
+        card = (run / "checkpoint" / "README.md").read_text()
+        assert "| depth |" in card and "seed 0" in card
+        drafter = drafters.build({"name": name, where: str(run / "checkpoint")}, target)
+        prompt = target.encode(["One, two, three, four"])
+        rule = verify.build({"name": "naive"})
+        engine = Engine(target, drafter, rule, config=EngineConfig(max_new_tokens=6, check_contract=True))
+        plain = Engine(target, None, rule, config=EngineConfig(max_new_tokens=6))
+        assert engine.generate(prompt)[0].tokens == plain.generate(prompt)[0].tokens
+    [kept] = (tmp_path / "cache" / "distilled" / "tiny" / "features").iterdir()
+    assert kept.name.endswith("-final-states")

@@ -15,7 +15,7 @@ class RecursiveRule(Rule):
     """r₁ = p; accept sibling X_i with min(1, r_i/q_i), else r_{i+1} = norm(max(r_i − q_i, 0)); at last y ~ r.
 
     q_i = q with replacement; without, q with the elders zeroed. Deterministic siblings have one-hot laws: x
-    is accepted with r(x)/Σr and else struck from r, which is to draw y ~ p and to look whether it was drafted.
+    is accepted with r(x)/Σr and else struck from r, which is to draw y ~ p and look whether it was drafted.
     Acceptance of k i.i.d. siblings: 1 − Π (1 − Σ min(r_i, q)); of deterministic ones: Σ p(children).
     """
 
