@@ -58,11 +58,11 @@ def run(
             contestant.decode(ids[0])
     for repeat in range(repeats):
         for n, prompt in enumerate(prompts):
+            report(f"repeat {repeat + 1} of {repeats}, {prompt.id}")
             for i in turns(len(contestants), n, repeat):
                 contestant = contestants[i]
                 if (contestant.name, prompt.id, repeat) in done:
                     continue
-                report(f"repeat {repeat + 1} of {repeats}, {prompt.id}: {contestant.name}")
                 synchronize(device)
                 start = time.perf_counter()
                 tokens = contestant.decode(ids[n])

@@ -24,9 +24,10 @@ from experiments.store import Run
 from specdec.config import Config, at_least
 from specdec.errors import CheckFailed, OptionError
 from specdec.model import Model
-from specdec.roofline import ACCELERATORS
+from specdec.roofline import ACCELERATORS, Accelerator
 
 PARTS = ("tests", "certificate", "forwards", "autoregressive", "synthetic", "drafters", "compiled")
+MEASURE_SECONDS = 0.3  # of each number of an accelerator that is not known
 PARTIAL = "so_far.json"  # what a run that is killed leaves
 MEDUSA = {"name": "medusa", "weights": "random", "heads": 4, "nodes": 64}
 EAGLE = {"name": "eagle", "weights": "random", "draft_vocab": 32000, "depth": 5, "top_k": 10, "nodes": 60}
@@ -98,7 +99,8 @@ def run(config: Config, run_dir: Path) -> None:
     facts = peak_memory.capacity(target.device)
     store = Run(run_dir, config, target=target.provenance, threads=torch.get_num_threads(), **facts)
     results: dict[str, Any] = {"device": str(target.device), **facts, "target": target.provenance}
-    results["bandwidth"] = bandwidth(target.device, facts.get("accelerator", ""))
+    here = accelerator(target, facts.get("accelerator", ""))
+    results["bandwidth"] = bandwidth(target.device, here)
     for part in task.parts:
         if time.perf_counter() > end:
             results[part] = {"error": f"not begun within {task.seconds:.0f} s"}
@@ -106,7 +108,7 @@ def run(config: Config, run_dir: Path) -> None:
         began = time.perf_counter()
         say(part)
         try:
-            results[part] = perform(part, config, target, results["bandwidth"]["used"], end, say)
+            results[part] = perform(part, config, target, here, end, say)
         except Exception as error:  # the other parts go on; the run fails at its end
             results[part] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         results[f"{part}_seconds"] = time.perf_counter() - began
@@ -125,22 +127,22 @@ def run(config: Config, run_dir: Path) -> None:
 
 
 def perform(
-    part: str, config: Config, target: Model, bandwidth: float, end: float, say: Callable[[str], None]
+    part: str, config: Config, target: Model, here: Accelerator, end: float, say: Callable[[str], None]
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """One part's results; `end`: after which nothing more is compiled."""
+    """One part's results on the accelerator `here`; `end`: after which nothing more is compiled."""
     task: Options = config.task
     length, tokens = task.prompt_tokens, task.new_tokens
     if part == "tests":
-        return checks.tests(task.tests, task.tests_seconds)
+        return checks.tests(task.tests, task.tests_seconds, needed=target.device.type == "cuda")
     if part == "certificate":
         pairs, device = task.certificate, str(target.device)
         return checks.certificate(device, pairs, task.certificate_sequences, task.certificate_seconds, say)
     if part == "forwards":
-        return _forwards(task, target, say)
+        return _forwards(task, target, here, say)
     if part == "compiled":
         return _compiled(task, target, end, say)
     if part == "autoregressive":
-        return decoding.autoregressive(config, target, task.batches, length, tokens, bandwidth)
+        return decoding.autoregressive(config, target, task.batches, length, tokens, here.bandwidth)
     if part == "drafters":
         return decoding.drafter_steps(config, target, task.drafters, task.batches, length, tokens // 4)
     return decoding.synthetic(
@@ -148,8 +150,10 @@ def perform(
     )
 
 
-def _forwards(task: Options, target: Model, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every shape in every mode that can run a grid."""
+def _forwards(
+    task: Options, target: Model, here: Accelerator, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Every shape in every mode that can run a grid, and what the roofline says of it."""
     rows = []
     for batch in task.batches:
         for context in task.contexts:
@@ -159,6 +163,7 @@ def _forwards(task: Options, target: Model, say: Callable[[str], None]) -> list[
                     shape = (mode, batch, context, width)
                     rows.append(forwards.measure(target, *shape, task.forward_seconds))
                     forwards.release(target.device)
+            rows += [forwards.roofline(target, here, batch, context, width) for width in task.widths]
     return rows
 
 
@@ -174,12 +179,28 @@ def _compiled(task: Options, target: Model, end: float, say: Callable[[str], Non
     return rows
 
 
-def bandwidth(device: torch.device, name: str) -> dict[str, float | None]:
-    """Bytes per second: `measured`, the data `sheet`'s where the accelerator is known, and the one `used`."""
+def accelerator(target: Model, name: str) -> Accelerator:
+    """What the target runs on: its data sheet where it is known, else measured."""
     words = name.lower().replace("-", " ").split()
-    sheet = next((a.bandwidth for key, a in ACCELERATORS.items() if key in words), None)
-    measured = machine.read_bandwidth(device, 0.5)
-    return {"measured": measured, "sheet": sheet, "used": max(measured, sheet or 0.0)}
+    known = next((a for key, a in ACCELERATORS.items() if key in words), None)
+    if known is not None:
+        return known
+    with torch.inference_mode():
+        dtype = str(target.dtype).removeprefix("torch.")
+        flops = {dtype: machine.matmul_rate(target.device, target.dtype, MEASURE_SECONDS)}
+        return Accelerator(
+            name or str(target.device),
+            machine.read_bandwidth(target.device, MEASURE_SECONDS),
+            flops,
+            measured=True,
+        )
+
+
+def bandwidth(device: torch.device, here: Accelerator) -> dict[str, float | None]:
+    """Bytes per second: `measured`, and the data `sheet`'s where the accelerator is known."""
+    if here.measured:
+        return {"measured": here.bandwidth, "sheet": None}
+    return {"measured": machine.read_bandwidth(device, MEASURE_SECONDS), "sheet": here.bandwidth}
 
 
 def failures(results: dict[str, Any]) -> list[str]:

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from experiments.bandwidth import footprint
-from experiments.machine import synchronize
+from experiments.machine import dtype_bytes, synchronize
 from specdec.model import Model
+from specdec.roofline import Accelerator, Architecture, forward
 from specdec.tree import Tree
 
-EAGER, COMPILED, GRAPH = "eager", "compiled", "graph"
+EAGER, COMPILED, GRAPH, ROOFLINE = "eager", "compiled", "graph", "roofline"
 ROUNDS, WARM_UP = 5, 3
 
 Work = Callable[[], object]
@@ -109,6 +110,14 @@ def measure(target: Model, mode: str, batch: int, context: int, width: int, seco
         return place | {"seconds": seconds_of(work, target.device, seconds)}
     except Exception as error:  # a mode that does not work here must not end the check
         return place | {"seconds": None, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+
+
+def roofline(target: Model, accelerator: Accelerator, batch: int, context: int, width: int) -> dict[str, Any]:
+    """The least time that the shape can take on this accelerator."""
+    arch = Architecture.from_config(target.config, target.name)
+    work = forward(arch, width, context + width, batch, dtype_bytes(target.dtype))
+    seconds = work.seconds(accelerator, str(target.dtype).removeprefix("torch."))
+    return {"mode": ROOFLINE, "batch": batch, "context": context, "width": width, "seconds": seconds}
 
 
 def step_bytes(target: Model, batch: int, context: float) -> float:

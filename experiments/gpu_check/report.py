@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.benchmark.goals import Goal, point
-from experiments.gpu_check.forwards import EAGER, GRAPH, relative
+from experiments.gpu_check.forwards import EAGER, GRAPH, ROOFLINE, relative
 
 WANTED_FRACTION, WANTED_WIDTH, WANTED_COST, WANTED_ERROR, WANTED_MINUTES = 75.0, 16, 1.1, 10.0, 8.0
 
@@ -28,6 +28,8 @@ def goals(results: dict[str, Any]) -> list[Goal]:
     for (kind, batch, context, width), cost in costs.items():
         if (kind, width) == (mode, WANTED_WIDTH):
             label = f"verify({WANTED_WIDTH}) against one token, {mode}, batch {batch}, context {context}"
+            if least := costs.get((ROOFLINE, batch, context, width)):
+                label += f" (roofline {least:.2f})"
             found.append(Goal(label, point(cost), WANTED_COST, at_most=True))
     for r in rows(results, "synthetic"):
         label = f"speedup at acceptance {r['rate']}: error of the prediction"
@@ -121,7 +123,7 @@ def _modes(results: dict[str, Any]) -> list[str]:
     lines = []
     for key, r in known.items():
         base = known.get((EAGER, *key[1:]))
-        if key[0] == EAGER or not base or not base["seconds"] or not r["seconds"]:
+        if key[0] in (EAGER, ROOFLINE) or not base or not base["seconds"] or not r["seconds"]:
             continue
         made = f"{r['compile_seconds']:.0f}" if "compile_seconds" in r else "–"
         cells = (f"{1000 * base['seconds']:.2f}", f"{1000 * r['seconds']:.2f}")
