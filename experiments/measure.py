@@ -70,7 +70,7 @@ def run(config: Config, run_dir: Path) -> None:
     units = list(_units(asked, target, engines["autoregressive"], config.engine.batch_size))
     flags = summary.flags(rule, target)
     facts = {"footprint": footprint(target), "threads": torch.get_num_threads(), "flags": flags}
-    facts |= peak_memory.capacity(target.device)
+    facts |= peak_memory.capacity(target.device) | {"max_nodes": drafter.max_nodes}
     store = Run(run_dir, config, target=target.provenance, **facts)
 
     extra: dict[str, Any] = {}

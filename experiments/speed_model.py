@@ -1,6 +1,8 @@
 """The speed model fitted to stored runs: costs of a step, predicted against measured, best draft length.
 
-Runs that differ only in the draft length predict each other, the predicted run left out. Needs no model.
+Runs that differ only in the draft length predict each other, the predicted run left out. From runs of trees
+that differ only in the node budget the best one is found, and remembered for `drafter.nodes=null`. Needs no
+model.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from drafters import budget
 from experiments import plots
 from experiments.report import prediction, stored
 from experiments.report.stored import StoredRun
@@ -23,13 +26,15 @@ from specdec.config import Config, at_least
 from specdec.errors import OptionError
 from specdec.speed_model import CAUSES, Acceptance, Cost, SpeedModel, Steps, Workload
 
+SIZES = ("drafter.gamma", "drafter.nodes")
+
 
 @dataclass
 class Options:
     """Options of `task=speed_model`."""
 
     name: str = "speed_model"
-    runs: list[str] = field(default_factory=list)  # folders or patterns, e.g. a sweep's
+    runs: list[str] = field(default_factory=list)  # folders or patterns, e.g. a sweep's; [] = the option runs
     longest: int = 16  # draft lengths tried, 0 … longest
 
     def __post_init__(self) -> None:
@@ -39,12 +44,15 @@ class Options:
 def run(config: Config, run_dir: Path) -> None:
     """Tables, `summary.json`, speed_model.png/.svg in `run_dir`."""
     task: Options = config.task
-    if not task.runs:
-        raise OptionError(
-            "task.runs", "[]", "must name finished runs, e.g. task.runs=[multirun/DATE/TIME-NAME]."
-        )
-    found = stored.find(task.runs)
+    wanted = task.runs or config.runs
+    if not wanted:
+        raise OptionError("runs", "null", "must name finished runs, e.g. runs=multirun/DATE/TIME-NAME.")
+    found = stored.find(wanted)
     results = analyse(found, task.longest)
+    for g in results["groups"]:
+        if g["budgets"]:
+            best = g["best_nodes"]
+            budget.remember(g["drafter"], g["target"], best, g["budgets"][best]["speedup"])
     store = Run(run_dir, config)
     console = Console() if Console().is_terminal else Console(width=120)
     for table in _tables(results):
@@ -57,7 +65,7 @@ def run(config: Config, run_dir: Path) -> None:
 
 
 def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
-    """Everything the task says, as plain numbers: per group of runs that differ only in γ."""
+    """Everything the task says, as plain numbers: per group of runs that differ only in size of the draft."""
     predicted = prediction.predict(runs)
     groups = []
     for group in _groups(runs):
@@ -66,6 +74,7 @@ def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
         acceptance = Acceptance.pool([prediction.acceptance(r) for r in group])
         load = prediction.workload(max(group, key=lambda r: len(r.records)))
         told = [_run(r, predicted[r.label]) for r in group if r.label in predicted]
+        budgets = _budgets(model, group, load)
         errors = [abs(r["error"]) for r in told if r["held_out"]]
         groups.append(
             {
@@ -77,6 +86,10 @@ def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
                 "chains": all(prediction.is_chain(r) for r in group),
                 "curve": _curve(model, acceptance, load, longest),
                 "runs": told,
+                "drafter": group[0].config["drafter"]["name"],
+                "target": group[0].config["target"]["name"],
+                "budgets": budgets,
+                "best_nodes": max(budgets, key=lambda n: budgets[n]["speedup"]) if budgets else None,
                 "median_error": float(np.median(errors)) if errors else None,
             }
         )
@@ -84,16 +97,16 @@ def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
 
 
 def _groups(runs: list[StoredRun]) -> list[list[StoredRun]]:
-    """Runs that differ in nothing but γ, together."""
+    """Runs that differ in nothing but γ or the node budget, together."""
     groups: dict[str, list[StoredRun]] = {}
     for r in runs:
-        key = repr(sorted((n, repr(v)) for n, v in r.options.items() if n != "drafter.gamma"))
+        key = repr(sorted((n, repr(v)) for n, v in r.options.items() if n not in SIZES))
         groups.setdefault(key, []).append(r)
     return list(groups.values())
 
 
 def _name(group: list[StoredRun]) -> str:
-    shared = {n: v for n, v in group[0].options.items() if n != "drafter.gamma"}
+    shared = {n: v for n, v in group[0].options.items() if n not in SIZES}
     return ", ".join(f"{stored.short(n)}={v}" for n, v in shared.items()) or str(
         group[0].option("drafter.name")
     )
@@ -122,9 +135,27 @@ def _curve(model: SpeedModel, acceptance: Acceptance, load: Workload, longest: i
     ]
 
 
+def _budgets(model: SpeedModel, group: list[StoredRun], load: Workload) -> dict[int, dict[str, Any]]:
+    """Predictions by node budget, where trees of several budgets were measured."""
+    measured = {r.meta["max_nodes"]: r for r in group if "drafter.nodes" in r.options}
+    if len(measured) < 2 or any(prediction.is_chain(r) for r in group):
+        return {}
+    accepted = {n: prediction.acceptance(r) for n, r in measured.items()}
+    depth = max(a.gamma for a in accepted.values())
+    over = model.over_budgets({n: a.block_efficiency for n, a in accepted.items()}, depth, load)
+    return {n: vars(p) for n, p in over.items()}
+
+
 def _run(run: StoredRun, p: prediction.Predicted) -> dict[str, Any]:
     gamma = prediction.acceptance(run).gamma
-    facts = {"label": run.label, "gamma": gamma, "held_out": p.held_out, "error": p.explanation.error}
+    nodes = run.meta.get("max_nodes", gamma)
+    facts = {
+        "label": run.label,
+        "gamma": gamma,
+        "nodes": nodes,
+        "held_out": p.held_out,
+        "error": p.explanation.error,
+    }
     return facts | vars(p.explanation)
 
 
@@ -159,29 +190,38 @@ def _notes(results: dict[str, Any]) -> list[str]:
             best = max(g["curve"], key=lambda p: p["speedup"])
             advice = f"draft {best['gamma']}" if best["gamma"] else "do not speculate"
             lines.append(f"{g['name']}: on this machine {advice}; predicted speedup {best['speedup']:.2f} ×.")
+        if g["budgets"]:
+            n = g["best_nodes"]
+            gain = f"predicted speedup {g['budgets'][n]['speedup']:.2f} ×"
+            lines.append(
+                f"{g['name']}: the best tree has {n} nodes, {gain}; drafter.nodes=null now means {n}."
+            )
         if g["median_error"] is not None:
             lines.append(f"{g['name']}: median error of held-out draft lengths {g['median_error']:.1%}.")
     return lines
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Speedup over γ, predicted and measured; the forward's cost over its width, fitted and measured."""
+    """Speedup over γ (of trees: over the mean nodes), predicted and measured; the forward's cost over its width, fitted and measured."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for i, g in enumerate(results["groups"]):
         color = f"C{i}"
-        if g["chains"]:
-            gammas = [p["gamma"] for p in g["curve"]]
-            left.plot(
-                gammas, [p["speedup"] for p in g["curve"]], color=color, label=f"{g['name']}, predicted"
-            )
+        size = "gamma" if g["chains"] else "nodes"
+        curve = g["curve"] if g["chains"] else list(g["budgets"].values())
+        points = [p[size] for p in curve], [p["speedup"] for p in curve]
+        left.plot(*points, color=color, label=f"{g['name']}, predicted")
         for r in g["runs"]:
-            left.plot(r["gamma"], r["measured"], "o", color=color)
-            left.plot(r["gamma"], r["predicted"], "x", color=color)
+            left.plot(r[size], r["measured"], "o", color=color)
+            left.plot(r[size], r["predicted"], "x", color=color)
         width = [w["batch"] * w["tokens"] for w in g["widths"]]
         right.plot(width, [1000 * w["measured"] for w in g["widths"]], "o", color=color, label=f"{g['name']}")
         right.plot(width, [1000 * w["fitted"] for w in g["widths"]], "x", color=color)
     left.axhline(1.0, color="gray", ls=":")
-    left.set(xlabel="γ", ylabel="speedup", title="Speedup: measured ●, predicted without that run ×")
+    left.set(
+        xlabel="γ; nodes of trees",
+        ylabel="speedup",
+        title="Speedup: measured ●, predicted without that run ×",
+    )
     right.set(xlabel="tokens in the forward", ylabel="ms", title="The target's forward: measured ●, fitted ×")
     for axes in (left, right):
         axes.grid(alpha=0.3)

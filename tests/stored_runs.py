@@ -82,6 +82,7 @@ def write_run(directory: Path, units: int = 4, finished: bool = True, **options:
         for unit in range(units)
         for method in ("autoregressive", "speculative")
     ]
+    meta |= options.pop("meta", {})
     (directory / "meta.json").write_text(json.dumps(meta))
     (directory / "pieces.json").write_text(json.dumps(PIECES))
     (directory / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -7,9 +7,14 @@ import math
 
 import numpy as np
 import pytest
+import stored_runs
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
+from drafters import budget
+from experiments import speed_model
+from experiments.report import stored
+from specdec.config import Config
 from specdec.speed_model import (
     CAUSES,
     Acceptance,
@@ -318,6 +323,73 @@ def test_the_node_budget_is_where_verification_starts_to_cost():
     prediction, parents = gpu.best_budget(ranks, Workload(1000, 100))
     assert len(parents) == 19
     assert prediction.block_efficiency == pytest.approx(1 + expected_accepted(parents, ranks))
+
+
+def test_the_best_budget_of_measured_trees():
+    """Nodes are free up to 19, then 1 ms each; τ between budgets is interpolated over log(nodes)."""
+    gpu = SpeedModel(Cost({"weights": 10 * MS}, hinge=1 * MS, knot=20), Cost({"call": 1 * MS}), Cost())
+    found = gpu.over_budgets({4: 1.5, 16: 2.0, 64: 2.3}, 4, Workload(10**9, 100))
+    assert sorted(found) == list(range(4, 65))
+    assert found[16].decode_speedup == pytest.approx(2.0 * 10 / 11)
+    assert found[8].block_efficiency == pytest.approx(1.75)  # half way between 4 and 16
+    assert found[64].decode_speedup == pytest.approx(2.3 * 10 / (11 + 45))
+    assert max(found, key=lambda n: found[n].speedup) == 19
+
+
+def test_the_task_finds_and_remembers_the_best_budget(tmp_path, monkeypatch):
+    """Two measured budgets, 3 nodes at τ = 2 and 12 at τ = 2.5, where a drafted node costs 0.02 of a step.
+
+    The prediction is τ(n) / (1.1 + 0.02 n) with τ(n) = 2 + ln(n/3) / ln 16: best at 10 nodes, 1.872.
+    """
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    for nodes, accepted in ((3, [1] * 8), (12, [2, 1] * 4)):
+        records = []
+        for unit in range(6):
+            for method, n in (("autoregressive", 0), ("speculative", nodes)):
+                counts = accepted if n else [0] * 8
+                steps = {
+                    "nodes": [n] * 8,
+                    "depth": [min(n, 2)] * 8,
+                    "accepted": counts,
+                    "emitted": [c + 1 for c in counts],
+                    "discarded": [0] * 8,
+                    "bonus": [0] * 8,
+                }
+                seconds = [[1, n, 10, 0.1 * bool(n), 1 + 0.02 * n, 0.0, 0.0] for _ in range(8)]
+                tokens = [1] * (1 + sum(steps["emitted"]))
+                own = {"drafts": [[[1] * n, [-1] + [0] * (n - 1), [0]]] * 8} if n else {}
+                total = sum(map(sum, (s[3:] for s in seconds)))
+                records.append(
+                    stored_runs.record(
+                        method,
+                        unit,
+                        steps=steps,
+                        step_seconds=seconds,
+                        tokens=tokens,
+                        unit_seconds=total,
+                        **own,
+                    )
+                )
+        stored_runs.write_run(
+            tmp_path / f"run-{nodes}",
+            records=records,
+            config={"drafter": {"name": "eagle", "nodes": nodes}},
+            meta={"max_nodes": nodes},
+        )
+    runs = stored.find([str(tmp_path / "run-*")])
+    [group] = speed_model.analyse(runs, 4)["groups"]
+    decode = {n: p["decode_speedup"] for n, p in group["budgets"].items()}
+    assert decode[3] == pytest.approx(2 / 1.16, rel=0.02) and decode[12] == pytest.approx(
+        2.5 / 1.34, rel=0.02
+    )
+    assert (
+        group["best_nodes"]
+        == max(range(3, 13), key=lambda n: (2 + math.log(n / 3, 16)) / (1.1 + 0.02 * n))
+        == 10
+    )
+    speed_model.run(Config(task=speed_model.Options(runs=[str(tmp_path / "run-*")])), tmp_path / "out")
+    assert budget.nodes(None, "eagle", "toy") == 10
+    assert budget.nodes(5, "eagle", "toy") == 5 and budget.nodes(None, "eagle", "other") == budget.DEFAULT
 
 
 # ---------------------------------------------------------------- explanation

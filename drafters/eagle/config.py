@@ -23,7 +23,7 @@ class Config:
     siblings: str = "top_k"  # top_k (nothing drawn) | with_replacement | without_replacement (static, chain)
     depth: int = 4  # tokens from the root to the deepest node
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
-    nodes: int = 24  # nodes that the target verifies
+    nodes: int | None = None  # nodes to verify; null = what task=speed_model found best here, else 24
     tree: list[list[int]] = field(
         default_factory=list
     )  # static: paths of ranks, e.g. [[0],[1],[0,0]]; [] = built in
@@ -40,7 +40,7 @@ class Config:
             return kind, False
         if self.mode == "static":
             return kind, None  # as wide as its tree
-        return kind, self.mode == "chain" or min(self.top_k, self.nodes) == 1
+        return kind, self.mode == "chain" or 1 in (self.top_k, self.nodes)
 
     def __post_init__(self) -> None:
         for name, choices in {"mode": MODES, "siblings": SIBLINGS, "weights": WEIGHTS}.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from drafters import budget
 from drafters.eagle.checkpoint import load_drafter
 from drafters.eagle.config import Config
 from drafters.eagle.growth import Growth, Memory
@@ -47,12 +48,13 @@ class EagleDrafter(Drafter):
         self.vocab_size, self.eos_token_ids = target.vocab_size, target.eos_token_ids
         self.features = model.architecture.feature_layers
         self.top_k = min(config.top_k, model.architecture.draft_vocab_size)
+        self.nodes = budget.nodes(config.nodes, self.name, target.name)
         self.shape: FixedShape | None = None
         if config.mode == "dynamic":
             k, below = self.top_k, config.depth - 1  # levels below the first
             self.depth, self.drafted = config.depth, k * below
-            self.tree_nodes = min(config.nodes, k + below * k * k)
-            widest = min(k, config.nodes)
+            self.tree_nodes = min(self.nodes, k + below * k * k)
+            widest = min(k, self.nodes)
         else:
             levels = levels_of(self._paths())
             self.shape = FixedShape(levels, target.device)
@@ -145,7 +147,7 @@ class EagleDrafter(Drafter):
         config = self.config
         if config.mode == "chain":
             return chain_paths(config.depth)
-        paths = [tuple(p) for p in config.tree] or built_in_paths(config.depth, self.top_k, config.nodes)
+        paths = [tuple(p) for p in config.tree] or built_in_paths(config.depth, self.top_k, self.nodes)
         vocab = self.model.architecture.draft_vocab_size
         return [p for p in paths if max(p) < vocab]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,9 @@ from specdec.speed_model.acceptance import Acceptance
 from specdec.speed_model.cost import Cost, fit_draft, fit_overhead, fit_target
 from specdec.speed_model.steps import Steps
 from specdec.speed_model.trees import best_tree
+
+Shapes = tuple[Sequence[float], Sequence[float], Sequence[float]]
+"""(nodes, depth, share of steps) of drafts."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class SpeedModel:
         self,
         acceptance: Acceptance,
         workload: Workload,
-        drafts: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = None,
+        drafts: Shapes | None = None,
     ) -> Prediction:
         """The speedup of drafts accepted like this.
 
@@ -100,14 +103,25 @@ class SpeedModel:
                 `acceptance` says.
         """
         lengths, share = acceptance.drafts()
-        nodes, depth, share = (np.asarray(x, dtype=np.float64) for x in (drafts or (lengths, lengths, share)))
+        shapes = drafts or (lengths.tolist(), lengths.tolist(), share.tolist())
+        return self.predict_tau(acceptance.block_efficiency, acceptance.gamma, workload, shapes)
+
+    def predict_tau(
+        self,
+        tau: float,
+        gamma: int,
+        workload: Workload,
+        drafts: Shapes,
+    ) -> Prediction:
+        """The speedup of drafts of block efficiency `tau` and depth `gamma`; `drafts` as in `predict`."""
+        nodes, depth, share = (np.asarray(x, dtype=np.float64) for x in drafts)
         draft, target, overhead = self.parts(workload, nodes, depth, share)
-        baseline, tau = self.baseline(workload), acceptance.block_efficiency
+        baseline = self.baseline(workload)
         step, rest = draft + target + overhead, workload.tokens - 1
         plain = workload.prefill + rest * baseline
         speculative = workload.prefill + workload.drafter_prefill + rest / tau * step
         return Prediction(
-            gamma=acceptance.gamma,
+            gamma=gamma,
             nodes=float((nodes * share).sum() / share.sum()),
             block_efficiency=tau,
             draft=draft,
@@ -127,6 +141,22 @@ class SpeedModel:
     def best_gamma(self, acceptance: Acceptance, workload: Workload, longest: int = 32) -> Prediction:
         """The fastest draft length; γ = 0 (with speedup 1 or less) means: do not speculate."""
         return max(self.over_gamma(acceptance, workload, range(longest + 1)), key=lambda p: p.speedup)
+
+    def over_budgets(
+        self, measured: Mapping[int, float], depth: int, workload: Workload
+    ) -> dict[int, Prediction]:
+        """Predictions by node budget for trees of `depth` levels whose shapes depend on the context.
+
+        Arguments:
+            measured: node budget → τ. Between two of them τ is interpolated over log(nodes).
+        """
+        known = sorted(measured)
+        taus = [measured[n] for n in known]
+        found = {}
+        for n in range(known[0], known[-1] + 1):
+            tau = float(np.interp(np.log(n), np.log(known), taus))
+            found[n] = self.predict_tau(tau, depth, workload, ([n], [min(n, depth)], [1.0]))
+        return found
 
     def best_budget(
         self, ranks: Sequence[Sequence[float]], workload: Workload, budgets: Iterable[int] = range(1, 65)

@@ -39,6 +39,7 @@ class RecursiveRule(Rule):
         Returns:
             the last accepted node `[B]` and the residual there `[B, V]` (not normalised).
         """
+        assert proposal.q is not None, "the siblings are drawn"
         r = law_at(p, node)
         mass = torch.ones_like(r[:, 0])  # of r
         spent = torch.zeros_like(mass, dtype=torch.float64)  # q of the refused siblings
