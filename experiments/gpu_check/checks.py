@@ -27,7 +27,7 @@ OUTCOMES = ("passed", "failed", "error", "skipped", "deselected")
 
 
 def tests(arguments: Sequence[str], seconds: float, needed: bool = True) -> dict[str, Any]:
-    """Counts of a pytest run in a process of its own; `ok` if nothing failed and, if `needed`, some passed."""
+    """Counts of a pytest run in its own process; `ok` if nothing failed and, if `needed`, some passed."""
     if not (ROOT / "tests").is_dir():
         return {"ok": False, "told": "the tests lie in a checkout, which this installation has not"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
