@@ -149,14 +149,8 @@ def _budgets(model: SpeedModel, group: list[StoredRun], load: Workload) -> dict[
 def _run(run: StoredRun, p: prediction.Predicted) -> dict[str, Any]:
     gamma = prediction.acceptance(run).gamma
     nodes = run.meta.get("max_nodes", gamma)
-    facts = {
-        "label": run.label,
-        "gamma": gamma,
-        "nodes": nodes,
-        "held_out": p.held_out,
-        "error": p.explanation.error,
-    }
-    return facts | vars(p.explanation)
+    facts = {"label": run.label, "gamma": gamma, "nodes": nodes, "held_out": p.held_out}
+    return facts | {"error": p.explanation.error} | vars(p.explanation)
 
 
 def _tables(results: dict[str, Any]) -> list[Table]:
@@ -202,7 +196,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any], stem: Path) -> list[Path]:
-    """Speedup over γ (of trees: over the mean nodes), predicted and measured; the forward's cost over its width, fitted and measured."""
+    """Speedup over γ or nodes, predicted and measured; the forward's cost over its width."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for i, g in enumerate(results["groups"]):
         color = f"C{i}"
@@ -217,11 +211,8 @@ def plot(results: dict[str, Any], stem: Path) -> list[Path]:
         right.plot(width, [1000 * w["measured"] for w in g["widths"]], "o", color=color, label=f"{g['name']}")
         right.plot(width, [1000 * w["fitted"] for w in g["widths"]], "x", color=color)
     left.axhline(1.0, color="gray", ls=":")
-    left.set(
-        xlabel="γ; nodes of trees",
-        ylabel="speedup",
-        title="Speedup: measured ●, predicted without that run ×",
-    )
+    title = "Speedup: measured ●, predicted without that run ×"
+    left.set(xlabel="γ; nodes of trees", ylabel="speedup", title=title)
     right.set(xlabel="tokens in the forward", ylabel="ms", title="The target's forward: measured ●, fitted ×")
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -136,7 +136,7 @@ def run(config: Config, run_dir: Path) -> None:
     paths = [*report.plot(results, run_dir / "benchmark"), store.finish(results)]
     for path in paths:
         console.print(str(path), highlight=False, soft_wrap=True)
-    print(json.dumps(plain(report.line(results))))
+    print(json.dumps(plain(report.line(results)), ensure_ascii=False))
 
 
 def contestants(

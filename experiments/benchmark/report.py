@@ -185,7 +185,7 @@ def notes(results: dict[str, Any]) -> list[str]:
     if found := results.get("batches"):
         places = [found.get(k) for k in ("measured_crossing", "predicted_crossing")]
         largest = found["batches"][-1]["batch"]
-        told = [f"from batch {p:.0f}" if p else f"at no batch size up to {largest}" for p in places]
+        told = [f"at batch {p:.1f}" if p else f"at no batch size up to {largest}" for p in places]
         lines.append(f"speculation ({found['drafter']}) stops paying {told[0]}; predicted: {told[1]}.")
     for name, why in results.get("left_out", {}).items():
         lines.append(f"left out: {name} ({why})")
