@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from experiments.store import git_state, machine
 from specdec.config import Config
 from specdec.model import Model
+
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices, AdamW for the rest"}
 
 
 def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str:
@@ -22,8 +25,9 @@ def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str
         "data": f"{data['answer_tokens']:,} tokens in {data['answers']:,} answers of the target to "
         f"{task.data.source} prompts, temperatures {temperatures}, seed {config.seed}",
         "training": f"{summary['steps']:,} steps, {summary['positions']:,} positions, "
-        f"{summary['minutes']:.0f} minutes; AdamW, learning rate {task.learning_rate} (warm-up "
-        f"{task.warmup} steps, then a cosine), cross-entropy to the target's law",
+        f"{summary['minutes']:.0f} minutes; {OPTIMIZERS[task.optimizer]}, learning rate "
+        f"{task.learning_rate} (warm-up {task.warmup} steps, then a cosine), {task.batch_positions} places per "
+        "step, cross-entropy to the target's law",
         "machine": f"{cpu}, torch {versions['torch']}, commit {git_state()['commit']}",
     }
     lines = [f"# {config.drafter.name} for {target.name}", ""]
@@ -36,5 +40,18 @@ def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str
         lines += ["", "| nodes of the greedy tree | tokens per target forward |", "| --- | --- |"]
         lines += [f"| {nodes} | {tau:.3f} |" for nodes, tau in by_nodes.items()]
     command = f"python run.py task=train drafter={config.drafter.name} target={config.target.name}"
-    options = f"task.steps={task.steps} task.data.tokens={task.data.tokens}"
-    return "\n".join([*lines, "", f"Made with `{command} {options}`.", ""])
+    changed = [*_changed("drafter", config.drafter), *_changed("task", task)]
+    return "\n".join([*lines, "", f"Made with `{' '.join([command, *changed])}`.", ""])
+
+
+def _changed(prefix: str, options: Any) -> list[str]:
+    """The options that are not at their defaults, as on the command line."""
+    found = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        default = field.default if field.default is not MISSING else field.default_factory()
+        if is_dataclass(value):
+            found += _changed(f"{prefix}.{field.name}", value)
+        elif value != default and field.name not in ("name", "output"):
+            found.append(f"{prefix}.{field.name}={value}".replace(" ", ""))
+    return found
