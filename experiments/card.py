@@ -26,8 +26,8 @@ def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str
         f"{task.data.source} prompts, temperatures {temperatures}, seed {config.seed}",
         "training": f"{summary['steps']:,} steps, {summary['positions']:,} positions, "
         f"{summary['minutes']:.0f} minutes; {OPTIMIZERS[task.optimizer]}, learning rate "
-        f"{task.learning_rate} (warm-up {task.warmup} steps, then a cosine), {task.batch_positions} places per "
-        "step, cross-entropy to the target's law",
+        f"{task.learning_rate} (warm-up {task.warmup} steps, then a cosine), {task.batch_positions} places "
+        "per step, cross-entropy to the target's law",
         "machine": f"{cpu}, torch {versions['torch']}, commit {git_state()['commit']}",
     }
     lines = [f"# {config.drafter.name} for {target.name}", ""]
