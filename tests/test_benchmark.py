@@ -291,6 +291,26 @@ def test_a_speedup_is_predicted_from_the_other_batch_sizes():
     assert 16 < found["measured_crossing"] < 32
 
 
+def test_the_depth_of_a_step_is_that_of_its_deepest_row():
+    """Two rows, of which one leaves after the second step; the first step is not counted."""
+    made = decoded(2, 0, 4, np.random.default_rng(0)) | {"chain": False}
+    made["step_seconds"] = [[b, 4, 10, 0.0, 0.01, 0.0, 0.0] for b in (2, 2, 1, 1)]
+    made["rows"]["depth"] = [4, 4, 1, 3, 2, 0]
+    assert batches.steps(made).depth.tolist() == [3, 2, 0]
+    assert batches.steps(made | {"chain": True}).depth.tolist() == [4, 4, 4]
+
+
+def test_trees_are_predicted_with_the_shapes_that_were_verified(tmp_path):
+    """A whole section with an EAGLE of random weights: every number is there and finite."""
+    sizes = "task.batch_sizes=[1,2,4]"
+    made = config("prompts.limit=2", "engine.max_new_tokens=12", "task.repeats=2", sizes,
+                  "task.sections=[batches]", "task.drafters=[{name:eagle,weights:random}]")  # fmt: skip
+    benchmark.run(made, tmp_path)
+    found = json.loads((tmp_path / "summary.json").read_text())["batches"]
+    assert found["drafter"] == "eagle" and [r["batch"] for r in found["batches"]] == [1, 2, 4]
+    assert all(math.isfinite(r["predicted"]) and math.isfinite(r["error"]) for r in found["batches"])
+
+
 # ---------------------------------------------------------------- memory and context
 
 
