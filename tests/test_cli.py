@@ -36,8 +36,10 @@ def composed(*overrides: str) -> Config:
 
 def test_defaults():
     config = composed()
-    assert config.task["name"] == "measure" and config.verify["name"] == "token"
-    assert config.target.name == "smollm2-135m" and config.drafter.name == "ngram"
+    assert config.task["name"] == "measure" and config.verify["name"] == "recursive"
+    assert config.target.name == "smollm2-135m" and config.drafter.name == "eagle"
+    other = composed("target=tiny")  # no weights are shipped for it
+    assert other.drafter.name == "ngram" and other.verify["name"] == "token"
     assert config.sampling == Sampling(temperature=0.0, processors=[]) and config.sampling.greedy
     assert config.prompts == PromptsConfig() and config.engine == EngineConfig()
     assert (config.seed, config.resume) == (0, False)
