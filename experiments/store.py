@@ -18,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from specdec.config import Config
 from specdec.errors import OptionError, SpecdecError
 
@@ -33,7 +35,8 @@ class Run:
         facts: further entries of `meta.json`, e.g. `device="cpu"`, `dtype="bfloat16"`.
 
     Raises:
-        OptionError: the directory holds another run's results, or `resume=true` with other options than then.
+        OptionError: another process is at work there, the directory holds another run's results, or
+            `resume=true` with other options than then.
         SpecdecError: it cannot be written.
     """
 
@@ -43,6 +46,12 @@ class Run:
         self.records: list[dict[str, Any]] = []  # finished samples, in the order they finished
         with self._writing(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.directory / ".lock", timeout=0, is_singleton=True)  # until we end
+            try:
+                self._lock.acquire()
+            except Timeout as error:
+                remedy = "another process is at work there; wait for it, or choose another."
+                raise OptionError("hydra.run.dir", self.directory, remedy) from error
         self._begin(config, facts)
 
     @property
@@ -77,6 +86,10 @@ class Run:
     def finish(self, summary: Mapping[str, Any]) -> Path:
         """Write `summary.json`; the run is done."""
         return self.write("summary.json", summary)
+
+    def close(self) -> None:
+        """Let other processes in; the end of this one does the same."""
+        self._lock.release()
 
     def write(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write a JSON file of the run, whole or not at all."""

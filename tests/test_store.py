@@ -5,6 +5,7 @@ import json
 import math
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,29 @@ def test_plain_values():
     assert plain({"a": math.nan, 2: (math.inf, np.float32(0.5)), "s": {3, 1}, "p": Path("x")}) == {
         "a": None, "2": [None, 0.5], "s": [1, 3], "p": "x",
     }  # fmt: skip
+
+
+def test_two_processes_do_not_write_one_run(tmp_path):
+    """While one process is at work, another with resume=true is refused; afterwards it may go on."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from experiments.store import Run\n"
+        "from specdec.config import Config\n"
+        "from specdec.errors import OptionError\n"
+        "try:\n"
+        "    Run(Path(sys.argv[1]), Config(task={'name': 'x'}, resume=True))\n"
+        "except OptionError as error:\n"
+        "    print(error)\n"
+    )
+
+    def other() -> str:
+        arguments = [sys.executable, "-c", code, str(tmp_path / "run")]
+        return subprocess.run(
+            arguments, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+        ).stdout
+
+    ours = Run(tmp_path / "run", Config(task={"name": "x"}))
+    assert "another process is at work there" in other()
+    ours.close()
+    assert other() == ""
