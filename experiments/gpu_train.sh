@@ -28,9 +28,11 @@ run() { # name, options: a finished run is not repeated, an interrupted one goes
     "$python" run.py "$@" "${options[@]}" resume=true "hydra.run.dir=$output/runs/$name"
 }
 
+run eagle "${train[@]}" drafter=eagle drafter.depth=3 "task.output=$output/eagle"  # first: all need its states
 run medusa "${train[@]}" drafter=medusa "task.output=$output/medusa"
 run small "${train[@]}" drafter=small "drafter.layers=${LAYERS:-4}" "task.compare=[2,3,4,6]" "task.output=$output/small"
 
 say "what they are worth"
+run measure-eagle "target=$target" drafter=eagle "drafter.checkpoint=$output/eagle"
 run measure-medusa "target=$target" drafter=medusa "drafter.checkpoint=$output/medusa"
 run measure-small "target=$target" drafter=small "drafter.path=$output/small"
