@@ -6,6 +6,7 @@ from reference import greedy
 
 import drafters
 from experiments import prompts
+from experiments.train import VALIDATION
 from specdec.config import EngineConfig, PromptsConfig, TargetConfig
 from specdec.engine import Engine
 from specdec.exactness.triage import triage
@@ -82,3 +83,36 @@ def test_the_engine_itself_costs_little(target, asked):
         seconds = decode(target, "none", asked[:3], batch_size=1).ledger.seconds
     overhead = seconds["draft"] + seconds["rule"] + seconds["other"]
     assert overhead / (overhead + seconds["target"]) < 0.15
+
+
+SHAPES = {
+    "dynamic": ({}, 64, 128),
+    "dynamic, wide": ({"top_k": 10, "nodes": 60, "depth": 6}, 16, 64),
+    "static": ({"mode": "static"}, 16, 64),
+    "chain": ({"mode": "chain"}, 16, 64),
+    "with copies": ({"ngram": True}, 16, 64),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(target) -> tuple[list[list[int]], list[list[int]]]:
+    """64 prompts, those of the evaluation and then those of training's validation; 128 greedy tokens each."""
+    texts = [p.text for p in prompts.load(PromptsConfig())]
+    texts += [p.text for p in prompts.load(PromptsConfig(name="file", path=str(VALIDATION)))]
+    asked = target.encode(texts[:64])
+    engine = Engine(
+        target, None, build_rule({"name": "token"}), config=EngineConfig(max_new_tokens=128, batch_size=16)
+    )
+    return asked, [g.tokens for g in engine.generate(asked)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_tree_of_the_shipped_eagle_changes_greedy_output(target, plain, shape):
+    options, count, tokens = SHAPES[shape]
+    asked, expected = plain
+    drafter = drafters.build({"name": "eagle"} | options, target)
+    config = EngineConfig(max_new_tokens=tokens, batch_size=8)
+    engine = Engine(target, drafter, build_rule({"name": "recursive"}), config=config)
+    assert [g.tokens for g in engine.generate(asked[:count])] == [t[:tokens] for t in expected[:count]]
+    assert engine.ledger.block_efficiency > 1.3  # it drafted
