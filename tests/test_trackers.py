@@ -75,6 +75,32 @@ def test_mlflow_gets_parameters_metrics_and_files(run_dir, monkeypatch):
     assert said["metrics"] == NUMBERS and said["ended"] and said["files"] == ["meta.json", "summary.json"]
 
 
+def test_tensorboard_gets_options_as_text_and_scalars(run_dir, monkeypatch):
+    said = {"scalars": {}}
+
+    class Writer:
+        def __init__(self, log_dir):
+            said["folder"] = log_dir
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            said["closed"] = True
+
+        def add_text(self, tag, text):
+            said[tag] = text
+
+        def add_scalar(self, tag, value, step):
+            said["scalars"][tag, step] = value
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    trackers.log("tensorboard", run_dir)
+    assert said["folder"] == str(run_dir / "tensorboard") and said["closed"]
+    assert said["scalars"] == {(name, 0): value for name, value in NUMBERS.items()}
+    assert said["options"].split() == [x for name, v in OPTIONS.items() for x in (f"{name}:", str(v))]
+
+
 def test_an_unfinished_run_is_not_logged(run_dir, monkeypatch):
     (run_dir / "summary.json").unlink()
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
