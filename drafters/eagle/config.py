@@ -21,7 +21,7 @@ class Config:
     weights: str = "pretrained"  # pretrained | random (for timing and tests)
     mode: str = "dynamic"  # dynamic (EAGLE-2) | static (one shape for all contexts) | chain
     siblings: str = "top_k"  # top_k (nothing drawn) | with_replacement | without_replacement (static, chain)
-    depth: int = 4  # tokens from the root to the deepest node
+    depth: int = 3  # tokens from the root to the deepest node
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
     nodes: int | None = None  # nodes to verify; null = what task=speed_model found best here, else 24
     tree: list[list[int]] = field(
