@@ -39,6 +39,7 @@ def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str
     if by_nodes := summary["tuned"].get("block_efficiency_by_nodes"):
         lines += ["", "| nodes of the greedy tree | tokens per target forward |", "| --- | --- |"]
         lines += [f"| {nodes} | {tau:.3f} |" for nodes, tau in by_nodes.items()]
+    lines += ["", "![learning curves](curves.png)"]
     command = f"python run.py task=train drafter={config.drafter.name} target={config.target.name}"
     changed = [*_changed("drafter", config.drafter), *_changed("task", task)]
     return "\n".join([*lines, "", f"Made with `{' '.join([command, *changed])}`.", ""])

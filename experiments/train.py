@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,7 +154,8 @@ def run(config: Config, run_dir: Path) -> None:
     }
     output = Path(options.output).expanduser() if options.output else run_dir / "checkpoint"
     trainable.save(output, training_card(config, target, summary))
-    learning_curves(history.losses, history.validations, run_dir / "curves")
+    picture, *_ = learning_curves(history.losses, history.validations, run_dir / "curves")
+    shutil.copy(picture, output)
     store.finish(summary)
     if compared:
         Console(width=None if sys.stdout.isatty() else 110).print(comparison_table(compared))

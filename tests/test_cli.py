@@ -57,7 +57,7 @@ def test_every_choice_composes(group, choice):
 
 def test_values_reach_their_dataclasses():
     config = composed(
-        "sampling=nucleus", "engine.stop=['\n\n',END]", "drafter.gamma=3", "prompts.domains=[qa]"
+        "sampling=nucleus", "engine.stop=['\n\n',END]", "drafter=ngram", "drafter.gamma=3", "prompts.domains=[qa]"
     )
     assert (config.sampling.temperature, config.sampling.top_p) == (0.7, 0.9)
     assert config.engine.stop == ["\n\n", "END"] and config.prompts.domains == ["qa"]
@@ -114,10 +114,10 @@ def test_a_tasks_yaml_holds_its_options(name):
 # ---------------------------------------------------------------- what is refused
 
 REFUSED = [
-    ("drafter.gama=4", "drafter.gama=4: no such option; did you mean gamma? choices: name, gamma, "),
+    ("drafter.nods=4", "drafter.nods=4: no such option; did you mean nodes? choices: name, checkpoint, "),
     ("engine.max_tokens=4", "engine.max_tokens=4: no such option; did you mean max_new_tokens? choices: "),
     ("verify.x=1", "verify.x=1: no such option; choices: name"),
-    ("gamma=4", "gamma: no such option; did you mean drafter.gamma?"),
+    ("nodes=4", "nodes: no such option; did you mean drafter.nodes?"),
     ("drafters=ngram", "drafters=ngram: no such option; did you mean drafter? choices: task, target, "),
     (
         "drafter=meduza",
@@ -131,8 +131,8 @@ REFUSED = [
     ("engine.ignore_eos=maybe", "engine.ignore_eos=maybe: must be true or false."),
     ("engine.stop=END", "engine.stop=END: must be a list [..., ...] of text."),
     ("sampling.top_p=high", "sampling.top_p=high: must be a number."),
-    ("drafter.gamma=x", "drafter.gamma=x: must be a whole number."),
-    ("drafter.gamma=0", "drafter.gamma=0: must be ≥ 1"),
+    ("drafter.depth=x", "drafter.depth=x: must be a whole number."),
+    ("drafter.depth=0", "drafter.depth=0: must be ≥ 1"),
     ("engine.max_new_tokens=0", "engine.max_new_tokens=0: must be ≥ 1."),
     ("prompts.limit=0", "prompts.limit=0: must be ≥ 1."),
     ("sampling.temperature=-1", "sampling.temperature=-1.0: must be ≥ 0"),
@@ -243,11 +243,11 @@ def test_a_failed_check_ends_with_status_1(command, capsys):
 def test_debug_shows_the_traceback(command, monkeypatch):
     monkeypatch.setenv("SPECDEC_DEBUG", "1")
     with pytest.raises(OptionError):
-        command("drafter.gamma=0")
+        command("drafter.depth=0")
 
 
 def test_a_sweep_runs_once_per_value(command):
-    assert command("-m", "drafter.gamma=1,2,4,8", "seed=3") == 0
+    assert command("-m", "drafter=ngram", "drafter.gamma=1,2,4,8", "seed=3") == 0
     assert [(config.drafter.gamma, config.seed) for config, _ in command.runs] == [
         (1, 3),
         (2, 3),
@@ -263,7 +263,7 @@ def test_a_sweep_as_an_experiment(command):
 
 
 def test_one_bad_value_does_not_stop_the_sweep(command, capsys):
-    assert command("-m", "drafter.gamma=1,0,2") == 2
+    assert command("-m", "drafter=ngram", "drafter.gamma=1,0,2") == 2
     assert [config.drafter.gamma for config, _ in command.runs] == [1, 2]
     assert "drafter.gamma=0: must be ≥ 1" in capsys.readouterr().err
 
@@ -300,10 +300,10 @@ def test_an_interrupted_sweep_is_resumed(command):
             raise KeyboardInterrupt
 
     command.act = act
-    assert command("-m", "drafter.gamma=1,2,4") == 130
+    assert command("-m", "drafter=ngram", "drafter.gamma=1,2,4") == 130
     before = [directory for _, directory in command.runs]
     command.act = lambda config: None
-    assert command("-m", "drafter.gamma=1,2,4", "resume=true") == 0
+    assert command("-m", "drafter=ngram", "drafter.gamma=1,2,4", "resume=true") == 0
     assert [directory for _, directory in command.runs][:2] == before
 
 
@@ -331,9 +331,9 @@ assert not {"torch", "transformers", "scipy", "matplotlib"} & set(sys.modules)
     [
         (
             ["--help"],
-            ["drafter: all, eagle, medusa, ngram, none", "-m drafter.gamma=1,2,4,8"],
+            ["drafter: all, eagle, medusa, ngram, none", "-m drafter=ngram drafter.gamma=1,2,4,8"],
         ),
-        (["--cfg", "job"], ["gamma: 8", "max_new_tokens: 32", "resume: false"]),
+        (["--cfg", "job"], ["depth: 3", "max_new_tokens: 32", "resume: false"]),
         (
             ["drafter=medusa", "target=llama3-8b", "--cfg", "job"],
             ["path: meta-llama/Meta-Llama-3-8B-Instruct"],

@@ -21,6 +21,7 @@ DRAFTERS = {
     "ngram": {"name": "ngram"},
     "small": {"name": "small", "layers": 3},
     "tree": {"name": "small", "layers": 3, "tree": [2, 2]},
+    "medusa": {"name": "medusa"},
 }
 
 

@@ -546,6 +546,7 @@ def test_the_whole_task(tmp_path, monkeypatch):
         assert (run / "curves.png").stat().st_size > 1000
         card = (run / "checkpoint" / "README.md").read_text()
         assert "| depth |" in card and "seed 0" in card
+        assert (run / "checkpoint" / "curves.png").stat().st_size > 1000 and "(curves.png)" in card
         drafter = drafters.build({"name": name, where: str(run / "checkpoint")}, target)
         prompt = target.encode(["One, two, three, four"])
         rule = verify.build({"name": "naive"})

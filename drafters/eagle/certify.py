@@ -13,8 +13,8 @@ OPTIONS = {
     "static": {"mode": "static", "tree": TREE},
     "static with replacement": {"mode": "static", "tree": TREE, "siblings": "with_replacement"},
     "static without replacement": {"mode": "static", "tree": TREE, "siblings": "without_replacement"},
-    "dynamic": {},
-    "dynamic with copies": {"ngram": True, "ngram_gamma": 2, "ngram_min": 1},
+    "dynamic": {"ngram": False},
+    "dynamic with copies": {"ngram_gamma": 2, "ngram_min": 1},
 }
 
 

@@ -23,20 +23,26 @@ class Config:
     siblings: str = "top_k"  # top_k (nothing drawn) | with_replacement | without_replacement (static, chain)
     depth: int = 3  # tokens from the root to the deepest node
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
-    nodes: int | None = None  # nodes to verify; null = what task=speed_model found best here, else 24
+    nodes: int | None = None  # nodes to verify; null = what task=speed_model found best here, else 15
     tree: list[list[int]] = field(
         default_factory=list
     )  # static: paths of ranks, e.g. [[0],[1],[0,0]]; [] = built in
-    ngram: bool = False  # add a branch with what followed the last words the last time they occurred
+    # add a branch with what followed the last words the last time they occurred; null = to dynamic trees
+    ngram: bool | None = None
     ngram_gamma: int = 8  # its length at most
     ngram_min: int = 2  # words that must match at least
     generation: int = 3  # of weights made here: 1 (also EAGLE-2's) | 3
     layers: int = 1  # of weights made here
     draft_vocab: int | None = None  # of weights made here: tokens that can be drafted; null = all
 
+    @property
+    def copies(self) -> bool:
+        """Whether a branch is copied from the text."""
+        return self.mode == "dynamic" if self.ngram is None else self.ngram
+
     def proposes(self) -> tuple[str, bool | None]:
         kind = "deterministic" if self.siblings == "top_k" else self.siblings
-        if self.ngram:
+        if self.copies:
             return kind, False
         if self.mode == "static":
             return kind, None  # as wide as its tree

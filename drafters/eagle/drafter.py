@@ -61,8 +61,8 @@ class EagleDrafter(Drafter):
             self.depth, self.drafted = len(levels), self.shape.drafted
             self.tree_nodes = sum(level.size for level in levels)
             widest = max(level.size for level in levels)
-        self.is_chain = widest == 1 and not config.ngram
-        self.max_nodes = self.tree_nodes + (config.ngram_gamma if config.ngram else 0)
+        self.is_chain = widest == 1 and not config.copies
+        self.max_nodes = self.tree_nodes + (config.ngram_gamma if config.copies else 0)
         self.indices: list[NgramIndex] = []
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
@@ -78,7 +78,7 @@ class EagleDrafter(Drafter):
         )  # [B] how many; None = no entry is missing
         self.longest = int(sequences.longest) - 1
         self._catch_up(sequences)
-        if self.config.ngram:
+        if self.config.copies:
             sizes = range(max(NGRAM, self.config.ngram_min), self.config.ngram_min - 1, -1)
             self.indices = [NgramIndex(sizes) for _ in range(sequences.batch)]
             for index, prompt, block in zip(
