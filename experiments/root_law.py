@@ -89,10 +89,12 @@ def first_token_law(rule: Rule, proposal: Proposal, tokens: Tensor, root: Tensor
     for decisions in product((True, False), repeat=width):
         draws = _Followed(decisions, count, root.device)
         verdict = rule(draft, p, draws)
-        if not torch.equal(
-            rule(draft, p, _Followed(decisions, count, root.device, least=True)).path, verdict.path
-        ):
-            return None
+        others = [root.expand(count, -1).argmin(-1), *tokens.unbind(1)]  # what else might be drawn
+        for wish in others:
+            if not torch.equal(
+                rule(draft, p, _Followed(decisions, count, root.device, wish)).path, verdict.path
+            ):
+                return None
         kept = verdict.accepted > 0
         first = tokens.gather(1, verdict.path[:, :1].clamp(min=0))[:, 0]
         one_hot = torch.zeros_like(law).scatter_(1, first[:, None], 1.0)
@@ -106,11 +108,14 @@ class _Followed:
     A decision that is not asked for weighs ½ both ways, so that the weights of all decisions sum to one.
 
     Arguments:
-        decisions: by node. count: rows. least: draw the least probable token instead of the most probable.
+        decisions: by node. count: rows. wish: `[C]` token drawn where it is possible, instead of the most
+            probable one.
     """
 
-    def __init__(self, decisions: tuple[bool, ...], count: int, device: torch.device, least: bool = False):
-        self.least = least
+    def __init__(
+        self, decisions: tuple[bool, ...], count: int, device: torch.device, wish: Tensor | None = None
+    ):
+        self.wish = wish
         self.decisions = torch.tensor(decisions, device=device)
         self.chance = torch.full((count, len(decisions)), 0.5, dtype=torch.float64, device=device)
         self.last: Tensor = torch.zeros((), dtype=torch.float64, device=device)
@@ -131,14 +136,18 @@ class _Followed:
         law = probs.double() / probs.double().sum(-1, keepdim=True)
         self.last = torch.zeros(len(self.chance), probs.shape[-1], dtype=torch.float64, device=probs.device)
         self.last[self.rows] = law
-        return torch.where(law > 0, law, torch.inf).argmin(-1) if self.least else law.argmax(-1)
+        best = law.argmax(-1)
+        if self.wish is None:
+            return best
+        wish = self.wish[self.rows]
+        return torch.where(law.gather(-1, wish[:, None])[:, 0] > 0, wish, best)
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
         return self.categorical(probs, Purpose.RACE)
 
     def select(self, rows: Tensor) -> _Followed:
         part = object.__new__(_Followed)
-        part.decisions, part.chance, part.least = self.decisions, self.chance, self.least
+        part.decisions, part.chance, part.wish = self.decisions, self.chance, self.wish
         part.last, part.rows = self.last, self.rows[rows]
         return part
 

@@ -57,7 +57,11 @@ def test_every_choice_composes(group, choice):
 
 def test_values_reach_their_dataclasses():
     config = composed(
-        "sampling=nucleus", "engine.stop=['\n\n',END]", "drafter=ngram", "drafter.gamma=3", "prompts.domains=[qa]"
+        "sampling=nucleus",
+        "engine.stop=['\n\n',END]",
+        "drafter=ngram",
+        "drafter.gamma=3",
+        "prompts.domains=[qa]",
     )
     assert (config.sampling.temperature, config.sampling.top_p) == (0.7, 0.9)
     assert config.engine.stop == ["\n\n", "END"] and config.prompts.domains == ["qa"]

@@ -252,5 +252,5 @@ def test_a_stored_sweep_is_predicted(tmp_path, capsys):
 
 
 def test_the_speed_model_needs_runs(tmp_path):
-    with pytest.raises(OptionError, match=r"task\.runs"):
+    with pytest.raises(OptionError, match="runs=null: must name finished runs"):
         experiments.run(config("speed_model"), tmp_path)

@@ -11,9 +11,7 @@ FOLDERS = sorted(path for path in PRETRAINED.glob("*/*") if path.is_dir())
 
 
 def test_there_are_some():
-    assert {"smollm2-135m/eagle", "smollm2-135m/medusa"} <= {
-        str(f.relative_to(PRETRAINED)) for f in FOLDERS
-    }
+    assert {"smollm2-135m/eagle", "smollm2-135m/medusa"} <= {str(f.relative_to(PRETRAINED)) for f in FOLDERS}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: str(f.relative_to(PRETRAINED)))
@@ -22,7 +20,7 @@ def test_weights_and_card(folder):
     assert file.stat().st_size <= LIMITS[folder.name]
     with safe_open(file, framework="pt") as tensors:
         kinds = {tensors.get_tensor(key).dtype for key in tensors.keys()}  # noqa: SIM118 - no mapping
-    assert kinds <= {torch.bfloat16, torch.int64}
+    assert kinds <= {torch.bfloat16, torch.int32, torch.int64}
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert card.startswith(f"# {folder.name} for {folder.parent.name}\n")
     for told in ("**data**", "**training**", "seed", "minutes", "| depth |", "| domain |", "curves.png"):

@@ -150,7 +150,10 @@ def test_undecided_siblings_weigh_one_in_all():
     """Two deterministic siblings and an exact rule that may stop at the first: still the target's law."""
     p = laws(3, 6)[None]
     fork = Proposal(torch.tensor([[1, 4]]), Tree(torch.tensor([-1, -1])))
-    assert distance(verify.build({"name": "recursive"}), fork, p) == pytest.approx([0.0], abs=1e-12)
+    for rule in ("recursive", "traversal"):
+        found = distance(verify.build({"name": rule}), fork, p)
+        assert found == pytest.approx([0.0] * len(found), abs=1e-12)
+    assert len(found) == 1
 
 
 # ---------------------------------------------------------------- the witness

@@ -30,7 +30,15 @@ PARTS = ("tests", "certificate", "forwards", "autoregressive", "synthetic", "dra
 MEASURE_SECONDS = 0.3  # of each number of an accelerator that is not known
 PARTIAL = "so_far.json"  # what a run that is killed leaves
 MEDUSA = {"name": "medusa", "weights": "random", "heads": 4, "nodes": 64}
-EAGLE = {"name": "eagle", "weights": "random", "draft_vocab": 32000, "depth": 5, "top_k": 10, "nodes": 60}
+EAGLE = {
+    "name": "eagle",
+    "weights": "random",
+    "draft_vocab": 32000,
+    "depth": 5,
+    "top_k": 10,
+    "nodes": 60,
+    "ngram": False,
+}
 CHAIN = EAGLE | {"mode": "chain", "depth": 4}
 
 
