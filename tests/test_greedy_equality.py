@@ -91,7 +91,7 @@ SHAPES = {
     "dynamic, wide": ({"top_k": 10, "nodes": 60, "depth": 6}, 16, 64),
     "static": ({"mode": "static"}, 16, 64),
     "chain": ({"mode": "chain"}, 16, 64),
-    "with copies": ({"ngram": True}, 16, 64),
+    "without copies": ({"ngram": False}, 16, 64),
 }
 
 
