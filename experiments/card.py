@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from experiments.store import git_state, machine
@@ -41,7 +41,10 @@ def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str
         lines += [f"| {nodes} | {tau:.3f} |" for nodes, tau in by_nodes.items()]
     lines += ["", "![learning curves](curves.png)"]
     command = f"python run.py task=train drafter={config.drafter.name} target={config.target.name}"
-    changed = [*_changed("drafter", config.drafter), *_changed("task", task)]
+    made = replace(
+        task, data=replace(task.data, tokens=data["answer_tokens"])
+    )  # what it took, not what was asked
+    changed = [*_changed("drafter", config.drafter), *_changed("task", made)]
     return "\n".join([*lines, "", f"Made with `{' '.join([command, *changed])}`.", ""])
 
 

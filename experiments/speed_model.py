@@ -137,8 +137,8 @@ def _curve(model: SpeedModel, acceptance: Acceptance, load: Workload, longest: i
 
 def _budgets(model: SpeedModel, group: list[StoredRun], load: Workload) -> dict[int, dict[str, Any]]:
     """Predictions by node budget, where trees of several budgets were measured."""
-    measured = {r.meta["max_nodes"]: r for r in group if "drafter.nodes" in r.options}
-    if len(measured) < 2 or any(prediction.is_chain(r) for r in group):
+    measured = {r.config["drafter"]["nodes"]: r for r in group if "drafter.nodes" in r.options}
+    if len(measured) < 2 or None in measured or any(prediction.is_chain(r) for r in group):
         return {}
     accepted = {n: prediction.acceptance(r) for n, r in measured.items()}
     depth = max(a.gamma for a in accepted.values())
@@ -148,7 +148,7 @@ def _budgets(model: SpeedModel, group: list[StoredRun], load: Workload) -> dict[
 
 def _run(run: StoredRun, p: prediction.Predicted) -> dict[str, Any]:
     gamma = prediction.acceptance(run).gamma
-    nodes = run.meta.get("max_nodes", gamma)
+    nodes = run.config["drafter"].get("nodes") or gamma
     facts = {"label": run.label, "gamma": gamma, "nodes": nodes, "held_out": p.held_out}
     return facts | {"error": p.explanation.error} | vars(p.explanation)
 

@@ -337,7 +337,7 @@ def test_what_a_drafter_holds_is_counted_once_and_without_the_targets_share():
 def test_the_peak_of_resident_memory_is_seen():
     """64 MB that come and go between `reset_peak` and the reading."""
     if not memory.resident():
-        pytest.skip("the platform does not tell")
+        pytest.skip("this platform does not tell a process its resident memory")
     memory.reset_peak()
     before = memory.resident()
     held = torch.ones(16 * 2**20)

@@ -47,7 +47,7 @@ def test_what_it_asks_for_on_a_gpu():
 
 def test_without_a_gpu_the_default_is_refused(tmp_path):
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("a GPU is here; the refusal is for machines without one")
     with pytest.raises(OptionError, match=r"target\.device=cuda: no usable CUDA device"):
         gpu_check.run(config(), tmp_path)
 
