@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drafters.small.certify import stranger
-from drafters.small.tree import SmallTreeDrafter
+from drafters.small.tree import SIBLINGS, SmallTreeDrafter
 from specdec.drafter import Draw
 from specdec.exactness.certificate import Pairing
 from specdec.model import Model
@@ -24,7 +24,7 @@ from specdec.verify.naive import NaiveRule
 from tests.mutants import MUTANTS, Mutant
 
 GRID = 512
-BRANCHING = {(-1,): (1,), (-1, 0): (1, 1), (-1, -1): (2,), (-1, -1, -1): (3,)}
+BRANCHING = {(-1,): (1,), (-1, 0): (1, 1), (-1, -1): (2,), (-1, -1, -1): (3,), (-1, -1, 0, 1): (2, 1)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Tampering(SmallTreeDrafter):
     """The small drafter with the mutant's interference."""
 
     def __init__(self, target: Model, mutant: Mutant):
-        siblings = "without_replacement" if mutant.kind is Kind.WITHOUT_REPLACEMENT else "with_replacement"
+        siblings = next(name for name, kind in SIBLINGS.items() if kind is mutant.kind)
         branching = BRANCHING[mutant.parents]
         super().__init__(stranger(target), target.vocab_size, branching, siblings, target.eos_token_ids)
         self.mutant = mutant

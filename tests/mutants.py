@@ -16,7 +16,7 @@ from specdec.rng import Draws, Purpose
 from specdec.verify.block import BlockRule
 from specdec.verify.kseq import KSeqRule
 from specdec.verify.recursive import RecursiveRule
-from specdec.verify.rule import Rule, Verdict, offers, ratio
+from specdec.verify.rule import Rule, Verdict, children, law_at, offers, ratio, step_down
 from specdec.verify.token import TokenRule
 
 
@@ -193,6 +193,32 @@ class TextbookRecursive(RecursiveRule):
         return node, r
 
 
+class MissIsDrawnAnew(RecursiveRule):
+    """Deterministic siblings: y ~ p was no child, so another token is drawn from p, which may be one."""
+
+    def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
+        right = super().__call__(proposal, p, draws)
+        path = torch.nn.functional.pad(right.path, (1, 0), value=-1)
+        node = path.gather(1, right.accepted[:, None])[:, 0]
+        anew = draws.categorical(law_at(p, node), Purpose.RESIDUAL)
+        return replace(right, token=torch.where(children(proposal, node).any(1), anew, right.token))
+
+
+class LookedUpAmongAllOfItsDepth(RecursiveRule):
+    """Deterministic siblings: y ~ p is looked up among the nodes of its depth, whoever their parent is."""
+
+    def __call__(self, proposal: Proposal, p: Tensor, draws: Draws) -> Verdict:
+        node = p.new_full((len(p),), -1, dtype=torch.int64)
+        token, going = torch.empty_like(node), torch.ones_like(node, dtype=torch.bool)
+        for depth in range(proposal.tree.max_depth + 1):
+            rows = going.nonzero()[:, 0]
+            token[rows] = draws.select(rows).categorical(law_at(p, node)[rows], Purpose.BONUS, depth)
+            nodes = (proposal.tree.depth[:, 1:] == depth + 1) & proposal.mask
+            found = nodes & (proposal.tokens == token[:, None]) & going[:, None]
+            node, going = step_down(node, found), found.any(1)
+        return Verdict.at(proposal.tree, node, token)
+
+
 def _normalised(mass: Tensor) -> Tensor:
     return mass / mass.sum(1, keepdim=True).where(mass.sum(1, keepdim=True) > 0, 1.0)
 
@@ -226,6 +252,16 @@ MUTANTS = [
     _without_replacement("residual not updated", 0.376),
     _without_replacement("residual not renormalised", 0.299),
     Mutant("k-SEQ with Leviathan's residual", KSeqWithLeviathansResidual, (-1, -1), _IID, 0.151),
+    Mutant(
+        "deterministic siblings: a miss is drawn anew", MissIsDrawnAnew, (-1, -1), Kind.DETERMINISTIC, 0.25
+    ),
+    Mutant(
+        "deterministic siblings: looked up among all nodes of the depth",
+        LookedUpAmongAllOfItsDepth,
+        (-1, -1, 0, 1),
+        Kind.DETERMINISTIC,
+        1.0,
+    ),
     Mutant(
         "sampled siblings pruned by score afterwards",
         RecursiveRule,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mutants import MUTANTS, ResidualReusesTheDraftsNumber, TextbookRecursive
-from toy import Grid, Toy, block_law, draft, emitted, max_error
+from mutants import MUTANTS, MissIsDrawnAnew, ResidualReusesTheDraftsNumber, TextbookRecursive
+from toy import Grid, Toy, block_law, draft, emitted, max_error, output_law
 
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Purpose
@@ -19,7 +19,7 @@ def largest_error(mutant) -> float:
         proposal, context = draft(toy, parents, kind, mutant.draws(draws), rows)
         return mutant.proposal(proposal), context
 
-    length = 3 if mutant.parents == (-1, 0) else 2
+    length = 3 if 0 in mutant.parents else 2
     toys = (Toy(mutant.vocab, length, seed) for seed in range(16))
     return max(max_error(toy, mutant.rule(), mutant.parents, mutant.kind, drafter) for toy in toys)
 
@@ -42,6 +42,19 @@ def test_textbook_recursive_is_the_shipping_rule():
             ]
             for outcome in laws[0].keys() | laws[1].keys():  # some differ by branches of weight 1e-17
                 assert laws[0].get(outcome, 0.0) == pytest.approx(laws[1].get(outcome, 0.0), abs=1e-12)
+
+
+def test_a_miss_drawn_anew_gives_the_children_more():
+    """With m = Σ p(no child): p (1 + m) for a child and p m for others, so TV = m (1 − m)."""
+    for seed in range(16):
+        toy = Toy(4, 2, seed)
+        p, children = toy.p[0], toy.q[0].argsort(descending=True, stable=True)[:2]
+        m = 1.0 - p[children].sum()
+        expected = p * m
+        expected[children] += p[children]
+        found = output_law(toy, block_law(toy, MissIsDrawnAnew(), (-1, -1), Kind.DETERMINISTIC)).sum(1)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        assert float((found - p).abs().sum() / 2) == pytest.approx(float(m * (1 - m)), abs=1e-12)
 
 
 def test_shared_noise_is_caught_exhaustively():
