@@ -5,8 +5,9 @@
 #
 # TARGET  as in target=... (smollm2-135m). TOKENS  answer tokens to distil (4000000).
 # OUTPUT  where checkpoints, cards and curves go (outputs/trained/TARGET).
-# PYTHON, BATCH (prompts decoded together), STEPS, LAYERS (of the small model) and OPTIONS (more options of run.py,
-# e.g. "target.path=/models/llama3-8b") come from the environment.
+# From the environment: PYTHON, the interpreter, and more options of run.py, which win over those below:
+# OPTIONS of all runs, e.g. "target.path=/models/llama3-8b"; TRAIN of all trainings, e.g. "task.steps=2000
+# task.data.batch_size=128"; SMALL of the small model's, e.g. "drafter.layers=6"; MEASURE of the measurements.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,24 +16,26 @@ tokens=${2:-4000000}
 output=${3:-outputs/trained/$target}
 python=${PYTHON:-python}
 read -ra options <<<"${OPTIONS:-}"
-data=("task.data.tokens=$tokens" "task.data.batch_size=${BATCH:-512}" task.data.round=4)
-train=(task=train "target=$target" "${data[@]}" "task.steps=${STEPS:-6000}" task.batch_positions=16384
-       task.micro_positions=8192 task.validate_every=500)
-
-say() { printf '\n== %s\n' "$*"; }
+read -ra train <<<"${TRAIN:-}"
+read -ra small <<<"${SMALL:-}"
+read -ra measure <<<"${MEASURE:-}"
+train=("task.data.tokens=$tokens" task.data.batch_size=512 task.data.round=4 task.steps=6000
+       task.batch_positions=16384 task.micro_positions=8192 task.validate_every=500 "${train[@]}")
+small=(drafter.layers=4 "task.compare=[2,3,4,6]" "${small[@]}")
 
 run() { # name, options: a finished run is not repeated, an interrupted one goes on
     local name=$1
     shift
-    say "$name"
-    "$python" run.py "$@" "${options[@]}" resume=true "hydra.run.dir=$output/runs/$name"
+    printf '\n== %s\n' "$name"
+    "$python" run.py "target=$target" "$@" "${options[@]}" resume=true "hydra.run.dir=$output/runs/$name"
 }
 
-run eagle "${train[@]}" drafter=eagle drafter.depth=3 "task.output=$output/eagle"  # first: all need its states
-run medusa "${train[@]}" drafter=medusa "task.output=$output/medusa"
-run small "${train[@]}" drafter=small "drafter.layers=${LAYERS:-4}" "task.compare=[2,3,4,6]" "task.output=$output/small"
+# EAGLE first: the others need no hidden states that it does not
+run eagle task=train drafter=eagle drafter.depth=3 "${train[@]}" "task.output=$output/eagle"
+run medusa task=train drafter=medusa "${train[@]}" "task.output=$output/medusa"
+run small task=train drafter=small "${train[@]}" "${small[@]}" "task.output=$output/small"
 
-say "what they are worth"
-run measure-eagle "target=$target" drafter=eagle "drafter.checkpoint=$output/eagle"
-run measure-medusa "target=$target" drafter=medusa "drafter.checkpoint=$output/medusa"
-run measure-small "target=$target" drafter=small "drafter.path=$output/small"
+# what they are worth
+run measure-eagle drafter=eagle "drafter.checkpoint=$output/eagle" "${measure[@]}"
+run measure-medusa drafter=medusa "drafter.checkpoint=$output/medusa" "${measure[@]}"
+run measure-small drafter=small "drafter.path=$output/small" "${measure[@]}"
