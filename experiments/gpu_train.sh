@@ -30,7 +30,7 @@ run() { # name, options: a finished run is not repeated, an interrupted one goes
     "$python" run.py "target=$target" "$@" "${options[@]}" resume=true "hydra.run.dir=$output/runs/$name"
 }
 
-# EAGLE first: the others need no hidden states that it does not
+# EAGLE first: its hidden states are all that the others need
 run eagle task=train drafter=eagle drafter.depth=3 "${train[@]}" "task.output=$output/eagle"
 run medusa task=train drafter=medusa "${train[@]}" "task.output=$output/medusa"
 run small task=train drafter=small "${train[@]}" "${small[@]}" "task.output=$output/small"
