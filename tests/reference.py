@@ -47,6 +47,28 @@ def greedy(hf: torch.nn.Module, prompt: list[int], count: int, eos: tuple[int, .
     return out[0, len(prompt) :].tolist()
 
 
+def greedy_together(
+    hf: torch.nn.Module, prompts: list[list[int]], count: int, eos: tuple[int, ...], batch_size: int = 32
+) -> list[list[int]]:
+    """Greedy decoding of many prompts by Hugging Face `generate`, padded on the left."""
+    said: list[list[int]] = []
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        longest = max(map(len, batch))
+        out = hf.generate(
+            torch.tensor([[eos[0]] * (longest - len(p)) + p for p in batch]),
+            attention_mask=torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch]),
+            do_sample=False,
+            max_new_tokens=count,
+            eos_token_id=list(eos),
+            pad_token_id=eos[0],
+        )
+        for tokens in out[:, longest:].tolist():
+            end = next((i + 1 for i, token in enumerate(tokens) if token in eos), count)
+            said.append(tokens[:end])
+    return said
+
+
 def path_to(parents: list[int], node: int) -> list[int]:
     """The nodes from depth 1 down to `node`, by walking up."""
     path: list[int] = []
