@@ -29,22 +29,33 @@ def tree_attention(
 
     Arguments:
         query: `[B, H, T, D]`; key, value: `[B, H_kv, S, D]`.
-        attention_mask: `[B, 1, T, S]` additive float; without one (when `generate` runs the model) Hugging
-            Face's own function takes over.
+        attention_mask: `[B, 1, T, S]` additive float, or `[B, 1, G·T, S]`, repeated for the G query heads of
+            a key/value head; without one (when `generate` runs the model) Hugging Face's own function
+            takes over.
 
     Returns:
         `[B, T, H, D]` and no weights.
     """
     if attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, **kwargs)
+    if torch.compiler.is_compiling() and hasattr(module, "slot_layer"):  # see specdec.compiled
+        attend = torch.ops.specdec.attend
+        return attend(query, key, value, attention_mask, module.slot_layer, scaling), None
+    return grouped_attention(query, key, value, attention_mask, scaling), None
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None = None
+) -> Tensor:
+    """Masked attention with the queries of a key/value head side by side; shapes as in `tree_attention`."""
     batch, heads, count, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     packed = query.reshape(batch, kv_heads, groups * count, dim)
-    if groups > 1 and count > 1:
-        attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
-    return out.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2).contiguous(), None
+    if mask.shape[2] not in (1, groups * count):
+        mask = mask.repeat(1, 1, groups, 1)
+    out = torch.nn.functional.scaled_dot_product_attention(packed, key, value, mask, scale=scaling)
+    return out.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2).contiguous()
 
 
 AttentionInterface.register(NAME, tree_attention)

@@ -49,6 +49,7 @@ class Drafter(ABC):
         max_nodes: the most nodes a proposal can have.
         features: layers whose hidden states `commit` wants to see in `Output.features` (see
             `Model.features`).
+        compiled: set by the engine before `begin`: whether networks are to run as `compile` made them.
     """
 
     name: str
@@ -56,6 +57,14 @@ class Drafter(ABC):
     is_chain: bool = True
     max_nodes: int = 0
     features: tuple[int, ...] = ()
+    compiled: bool = False
+
+    def compile(self, batch: int) -> None:
+        """Make its networks ready to run compiled, for batches of up to `batch` rows.
+
+        Raises:
+            OptionError: they cannot be compiled.
+        """
 
     @abstractmethod
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:

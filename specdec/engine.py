@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from itertools import count
 
@@ -62,6 +63,26 @@ class Engine:
         if isinstance(source, int) and not 0 <= source < 2**64:
             raise OptionError("seed", source, "must lie between 0 and 2^64 − 1.")
         self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
+        self.compiled = self._compile()
+
+    def _compile(self) -> bool:
+        """Compile what is to run compiled; whether it does.
+
+        Raises:
+            OptionError: `compile="on"`, and it cannot be.
+        """
+        mode, batch = self.config.compile, self.config.batch_size
+        if mode == "off" or (mode == "auto" and not self.target.gains_by_compiling):
+            return False
+        try:
+            self.target.compile(batch)
+            self.drafter.compile(batch)
+        except OptionError as error:
+            if mode == "on":
+                raise
+            warnings.warn(f"not compiled: {error.remedy}", stacklevel=3)
+            return False
+        return True
 
     def room(self, prompt: list[int]) -> int:
         """How many new tokens `prompt` may get.
@@ -121,6 +142,7 @@ class Engine:
         """
         target, drafter, config = self.target, self.drafter, self.config
         target.features, target.fixed_width = drafter.features, config.fixed_width
+        target.compiled = drafter.compiled = self.compiled
         batch = Batch(
             prompts, ids, [self.room(p) for p in prompts], target, config, self.eos_token_ids, self.ledger
         )

@@ -6,6 +6,7 @@ Serves the target and any drafter that is a language model. Knows nothing of sam
 from __future__ import annotations
 
 import inspect
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec import attention, checkpoints
+from specdec import attention, checkpoints, compiled
 from specdec.cache import SlotCache
 from specdec.compat import cache_argument
 from specdec.config import TargetConfig
@@ -77,8 +78,11 @@ class Model:
         self._captured: dict[int, Tensor] = {}
         self._last: Tensor | None = None  # during prefill: the only position per row whose logits are wanted
         self._install_hooks()
+        self._groups = 1  # query heads of a key/value head, for which masks are repeated
         if self.config._attn_implementation == "sdpa":
             hf.set_attn_implementation(attention.NAME)
+            heads = self.config.num_attention_heads
+            self._groups = heads // (getattr(self.config, "num_key_value_heads", None) or heads)
         layer_types = set(getattr(self.config, "layer_types", None) or ())
         self._window: int | None = getattr(self.config, "sliding_window", None)
         if not getattr(self.config, "use_sliding_window", True) or (
@@ -86,6 +90,9 @@ class Model:
         ):
             self._window = None
         self._mixed_masks = self._window is not None and "full_attention" in layer_types
+        self._layers: compiled.CompiledLayers | None = None
+        self._ready: set[int] = set()  # batch sizes whose forwards have been compiled
+        self.compile_seconds = 0.0
 
     @classmethod
     def load(cls, config: TargetConfig, progress: Progress | None = None) -> Model:
@@ -110,6 +117,68 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the layers run compiled (see `compile`); may be set once they have been."""
+        return self._layers is not None and self._layers.on
+
+    @compiled.setter
+    def compiled(self, on: bool) -> None:
+        if self._layers is not None:
+            self._layers.switch(on)
+        elif on:
+            raise RuntimeError("compile() comes first")
+
+    @property
+    def gains_by_compiling(self) -> bool:
+        """Whether compiling is known to pay: a large model in bfloat16 on a CPU, and nothing in the way."""
+        return (
+            self.device.type == "cpu"
+            and self.dtype == torch.bfloat16
+            and sum(p.numel() for p in self.hf.parameters()) >= compiled.LARGE
+            and self._obstacle is None
+        )
+
+    @property
+    def _obstacle(self) -> str | None:
+        ours = self.config._attn_implementation == attention.NAME
+        return compiled.obstacle(self.hf.get_decoder().layers, ours)
+
+    @torch.inference_mode()
+    def compile(self, batch: int = 1) -> None:
+        """Compile the layers and run once whatever batches of up to `batch` rows will need.
+
+        Raises:
+            OptionError: these layers, or this machine, cannot.
+        """
+        if reason := self._obstacle:
+            raise OptionError("engine.compile", "on", f"{reason}; use engine.compile=off.")
+        if self._layers is None:
+            head = self.hf.get_output_embeddings()
+            self._layers = compiled.CompiledLayers(self.hf.get_decoder().layers, head, self._cache_argument)
+        start = time.perf_counter()
+        for rows in sorted({1, min(batch, 2)} - self._ready):
+            try:
+                self._run_compiled(rows)
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                remedy = f"torch.compile: {reason}; use engine.compile=off."
+                raise OptionError("engine.compile", "on", remedy) from error
+            self._ready.add(rows)
+            self.compile_seconds += time.perf_counter() - start
+
+    def _run_compiled(self, rows: int) -> None:
+        """Forwards of several tokens and of one, no two sizes alike, so that each compiles for all sizes."""
+        was, self.compiled = self.compiled, True
+        try:
+            for count in (3, 1):
+                cache = self.new_cache(rows, 12)
+                cache.lengths, cache.longest = cache.lengths + 4, 4
+                tokens = torch.zeros(rows, count, dtype=torch.int64, device=self.device)
+                self.forward(tokens, Tree.chain(count - 1, self.device), cache)
+        finally:
+            self.compiled = was
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of prompts, in the chat template where the model has one.
@@ -178,13 +247,14 @@ class Model:
     def _forward(self, tokens: Tensor, tree: Tree, cache: SlotCache, used: int | None = None) -> Output:
         cache.begin(tokens.shape[1], used)
         positions = cache.lengths[:, None] + tree.depth  # [B, T]
-        output = self.hf(
-            input_ids=tokens,
-            attention_mask=self._masks(tree, cache, positions),
-            position_ids=positions.clamp(max=self.context_length - 1),  # what lies behind is never accepted
-            use_cache=True,
-            **{self._cache_argument: cache},
-        )
+        with compiled.reading(cache):
+            output = self.hf(
+                input_ids=tokens,
+                attention_mask=self._masks(tree, cache, positions),
+                position_ids=positions.clamp(max=self.context_length - 1),  # what lies behind is never accepted
+                use_cache=True,
+                **{self._cache_argument: cache},
+            )
         captured, self._captured = self._captured, {}
         return Output(output.logits, captured)
 
@@ -209,7 +279,8 @@ class Model:
 
     def _additive(self, visible: Tensor) -> Tensor:
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
-        return mask.masked_fill_(~visible, torch.finfo(self.dtype).min)[:, None]
+        mask = mask.masked_fill_(~visible, torch.finfo(self.dtype).min)[:, None]
+        return mask.repeat(1, 1, self._groups, 1) if self._groups > 1 and mask.shape[2] > 1 else mask
 
     def _install_hooks(self) -> None:
         """Capture features on their way, and spare the head the positions nobody asked for."""

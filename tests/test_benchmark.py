@@ -423,7 +423,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def test_a_whole_run_ends_with_a_line_of_json_and_is_resumed(tmp_path, capsys, monkeypatch):
+def test_a_whole_run_ends_with_a_line_of_json_and_is_resumed(tmp_path, capsys):
     made = config(*SMALL, "task.sections=[autoregressive,drafters,hf,batches,context]")
     benchmark.run(made, tmp_path)
     out = capsys.readouterr().out

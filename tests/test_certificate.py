@@ -619,7 +619,7 @@ def test_the_certificate_on_cuda():
         assert verdict([record], 1e-4, 0.99)["passed"], record["checks"]
 
 
-def test_every_scenario_comes_up_when_there_are_many(bench):
+def test_every_scenario_comes_up_when_there_are_many():
     """With one further scenario per pairing, every rule of six drafters meets all six."""
     options = certify.Options()
     config = type("C", (), {"task": options, "sampling": Sampling(1.0), "engine": certificate.EngineConfig()})

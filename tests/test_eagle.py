@@ -234,7 +234,7 @@ def test_default_feature_layers(layers, expected):
 
 
 @pytest.mark.parametrize("generation", [1, 3])
-def test_long_prompts_are_read_in_pieces(target, hf, monkeypatch, generation):
+def test_long_prompts_are_read_in_pieces(target, monkeypatch, generation):
     monkeypatch.setattr("drafters.eagle.growth.CHUNK", 4)
     architecture = new_architecture(target, generation, 1, None)
     whole, pieces = (EagleDrafter(random_model(architecture, target), Config(depth=2), target) for _ in "ab")
@@ -339,7 +339,7 @@ def test_a_sequence_is_the_same_whoever_shares_its_batch(tiny64, sampling, rule)
         assert together[:3] == alone, name
 
 
-def test_the_draft_follows_the_penalties(tiny64, monkeypatch):
+def test_the_draft_follows_the_penalties(tiny64):
     """A banned token is not proposed: each node's own prefix decides."""
     model = random_model(new_architecture(tiny64, 1, 1, None), tiny64)
     drafter = EagleDrafter(model, Config(depth=3, top_k=4, nodes=12), tiny64)

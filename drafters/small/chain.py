@@ -44,8 +44,11 @@ class SmallDrafter(Drafter):
         self.gamma = self.max_nodes = gamma
         self.drafted = 0  # length of the last proposal
 
+    def compile(self, batch: int) -> None:
+        self.model.compile(batch)
+
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
-        self.sampling = sampling
+        self.sampling, self.model.compiled = sampling, self.compiled
         self.cache = self.model.new_cache(sequences.batch, capacity)
         longest = int(sequences.prompt_length.max())
         prompts = self.vocabulary.to_drafter(sequences.tokens[:, :longest])

@@ -1,0 +1,173 @@
+"""Decoder layers through `torch.compile`: one compiled function serves all layers of a model.
+
+A model's layers differ in their weights only, and weights are inputs of the compiled function, so that a few
+seconds of compiling do for all of them. The cache stays outside: writing keys and values and attending to
+them is one operator (`specdec::attend`) which the compiler does not look into. On a CPU the products of a
+decode step are written W·xᵀ, in which order few rows read W up to twice as fast.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdec.attention import grouped_attention
+from specdec.cache import SlotCache
+
+LARGE = 50_000_000  # parameters; below, compiling takes longer than most runs save
+FEW = 16  # rows of a head's product; with more, turning the result costs what turning the product saves
+VARIANTS = 32  # of one function: batch 1 or more, tokens 1 or more, each with and without gradients
+_read: list[SlotCache] = []  # the cache of the forward that is running, last
+
+_library = torch.library.Library("specdec", "DEF")
+_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor layer, float? scaling) -> Tensor")
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, layer: Tensor, scaling: float | None) -> Tensor:
+    """Append keys and values to the running forward's cache, attend to all of it: `[B, T, H, D]`."""
+    k, v = _read[-1].slot_layers[int(layer)].update(k, v)
+    return grouped_attention(q, k, v, mask, scaling)
+
+
+_library.impl("attend", _attend, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "specdec::attend",
+    lambda q, k, v, mask, layer, scaling: q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]),
+    lib=_library,
+)
+
+
+@contextmanager
+def reading(cache: SlotCache) -> Iterator[None]:
+    """The forwards in this block read and write `cache`."""
+    _read.append(cache)
+    try:
+        yield
+    finally:
+        _read.pop()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x·Wᵀ + b as W·xᵀ."""
+    rows = x.flatten(0, -2)
+    out = torch.mv(weight, rows[0])[None] if rows.shape[0] == 1 else (weight @ rows.mT).mT
+    out = out.reshape(*x.shape[:-1], -1)
+    return out if bias is None else out + bias
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `linear`, outside of compiled code: a single row is multiplied twice, which takes half the time."""
+    rows = x.flatten(0, -2)
+    if len(rows) > FEW:
+        return F.linear(x, weight, bias)
+    pair = rows.expand(2, -1) if len(rows) == 1 else rows
+    out = (weight @ pair.mT).mT[: len(rows)].reshape(*x.shape[:-1], -1).contiguous()
+    return out if bias is None else out + bias
+
+
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` through `torch.compile`, with no check of the modules it reads at every call.
+
+    Those modules may be others at every call, as long as they differ in their weights only.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        return function(*args, **kwargs).contiguous()
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    # compiled variants are remembered by code object: this one is nobody else's
+    own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+    options: dict[str, Any] = {"guard_filter_fn": _shapes_only}
+    return torch.compile(own, backend=_inductor, dynamic=True, fullgraph=True, options=options)
+
+
+def _shapes_only(guards: list[Any]) -> list[bool]:
+    """Of the conditions for a compiled variant, those on global modes and on tensors given as arguments."""
+    given = [g.guard_type == "TENSOR_MATCH" and "args[0]." not in g.name and "._" not in g.name for g in guards]
+    return [not g.name or is_given for g, is_given in zip(guards, given, strict=True)]
+
+
+def _inductor(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable[..., Any]:
+    on_cpu = any(isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() > 1 for x in inputs)
+    if on_cpu:
+        for node in graph.graph.nodes:
+            if node.target is F.linear:
+                node.target = linear
+        graph.recompile()
+    return torch._inductor.compile(graph, inputs)
+
+
+class CompiledLayers:
+    """The decoder layers of a model, which can be switched between compiled and as they are.
+
+    Arguments:
+        layers: alike but for their weights.
+        head: the language-model head behind them.
+        cache_argument: the name under which they are given the cache.
+    """
+
+    def __init__(self, layers: nn.ModuleList, head: nn.Module, cache_argument: str):
+        self.layers, self.head, self.on = layers, head, False
+        function = compiled(type(layers[0]).forward)
+        elsewhere = {cache_argument: _WrittenElsewhere()}
+        self._forwards = [_with(function, layer, elsewhere) for layer in layers]
+        for index, layer in enumerate(layers):
+            layer.self_attn.slot_layer = torch.tensor(index)
+
+    def switch(self, on: bool) -> None:
+        """Whether calls of the layers run compiled from now on."""
+        if on == self.on:
+            return
+        for layer, forward in zip(self.layers, self._forwards, strict=True):
+            if on:
+                layer.forward = forward
+            else:
+                del layer.forward
+        if on and self.head.weight.device.type == "cpu":
+            self.head.forward = lambda x: few_rows(x, self.head.weight, self.head.bias)
+        elif "forward" in vars(self.head):
+            del self.head.forward
+        self.on = on
+
+
+class _WrittenElsewhere:
+    """Stands in for the cache while a layer computes its keys and values: `specdec::attend` writes them."""
+
+    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key, value
+
+
+def _with(function: Callable[..., Any], layer: nn.Module, fixed: dict[str, Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(layer, *args, **(kwargs | fixed))
+
+
+def alike(layers: nn.ModuleList) -> bool:
+    """Whether layers differ in their weights only, so that one compiled function serves them all."""
+    return len({repr(_signature(layer)) for layer in layers}) == 1 and hasattr(layers[0], "self_attn")
+
+
+def _signature(layer: nn.Module) -> list[Any]:
+    plain = (bool, int, float, str, type(None))
+    found: list[Any] = [(name, tuple(p.shape)) for name, p in layer.named_parameters()]
+    for name, module in layer.named_modules():
+        values = {k: v for k, v in vars(module).items() if isinstance(v, plain) and k != "layer_idx"}
+        found.append((name, type(module), sorted(values.items())))
+    return found
+
+
+def obstacle(layers: nn.ModuleList, own_attention: bool) -> str | None:
+    """Why these layers cannot be compiled, if they cannot."""
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        return "torch.compile finds no C++ compiler (g++ or clang++) on this machine"
+    if not own_attention:
+        return "only target.attention=sdpa can be compiled"
+    if not alike(layers):
+        return "the target's layers differ in more than their weights"
+    return None
