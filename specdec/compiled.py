@@ -22,6 +22,7 @@ from specdec.attention import grouped_attention
 from specdec.cache import SlotCache
 
 LARGE = 50_000_000  # parameters; below, compiling takes longer than most runs save
+NO_COMPILER = "torch.compile finds no C++ compiler (g++ or clang++) on this machine"
 FEW = 16  # rows of a head's product; with more, turning the result costs what turning the product saves
 VARIANTS = 32  # of one function: batch 1 or more, tokens 1 or more, each with and without gradients
 _read: list[SlotCache] = []  # the cache of the forward that is running, last
@@ -101,7 +102,7 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) ->
             if node.target is F.linear:
                 node.target = linear
         graph.recompile()
-    return torch._inductor.compile(graph, inputs)
+    return torch._inductor.compile(graph, inputs)  # type: ignore[return-value]
 
 
 class CompiledLayers:
@@ -130,10 +131,11 @@ class CompiledLayers:
                 layer.forward = forward
             else:
                 del layer.forward
-        if on and self.head.weight.device.type == "cpu":
-            self.head.forward = lambda x: few_rows(x, self.head.weight, self.head.bias)
-        elif "forward" in vars(self.head):
-            del self.head.forward
+        if type(self.head) is nn.Linear and self.head.weight.device.type == "cpu":
+            if on:
+                self.head.forward = lambda x: few_rows(x, self.head.weight, self.head.bias)
+            else:
+                del self.head.forward
         self.on = on
 
 
@@ -165,7 +167,7 @@ def _signature(layer: nn.Module) -> list[Any]:
 def obstacle(layers: nn.ModuleList, own_attention: bool) -> str | None:
     """Why these layers cannot be compiled, if they cannot."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        return "torch.compile finds no C++ compiler (g++ or clang++) on this machine"
+        return NO_COMPILER
     if not own_attention:
         return "only target.attention=sdpa can be compiled"
     if not alike(layers):

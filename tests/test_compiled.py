@@ -1,0 +1,189 @@
+"""Compiled layers against the same layers as they are: logits, features, whole decodes, refusals."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from reference import greedy, plain, random_parents, tiny
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+
+import drafters
+from specdec import compiled, verify
+from specdec.compiled import alike, few_rows, linear
+from specdec.config import EngineConfig
+from specdec.engine import Engine
+from specdec.errors import OptionError
+from specdec.model import Model
+from specdec.sampling import Sampling
+from specdec.tree import Tree
+
+needs_compiler = pytest.mark.skipif(
+    compiled.obstacle(nn.ModuleList([nn.Module()]), True) == compiled.NO_COMPILER, reason="no C++ compiler"
+)
+PROMPTS = [[5, 9, 2, 7], [11, 3], [1, 2, 3, 4, 5, 6]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Model:
+    """The tiny model in float32, its layers compiled for batches of one row and of more."""
+    model = tiny("float32")
+    model.compile(2)
+    return model
+
+
+def logits(model: Model, on: bool, batch: int, tree: Tree):
+    """After a prompt: all logits and features of one forward."""
+    generator = torch.Generator().manual_seed(batch)
+    prompt = torch.randint(0, model.vocab_size, (batch, 7), generator=generator)
+    drafted = torch.randint(0, model.vocab_size, (batch, tree.size + 1), generator=generator)
+    lengths = torch.tensor([7, 4, 6, 7][:batch])
+    model.compiled, model.features = on, (0, Model.FINAL)
+    cache = model.new_cache(batch, 64)
+    first = model.prefill(prompt, lengths, cache)
+    cache.settle(7)
+    second = model.forward(drafted, tree, cache)
+    model.compiled, model.features = False, ()
+    return first.logits, second.logits, *second.features.values()
+
+
+@needs_compiler
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("nodes", [0, 4, 19])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_logits_are_the_layers_own(target, batch, nodes, shape):
+    """Other order of sums, float32: 1e-5 of logits whose size is about 1."""
+    tree = Tree.chain(nodes, target.device) if shape == "chain" else Tree(random_parents(nodes, nodes))
+    for own, other in zip(logits(target, False, batch, tree), logits(target, True, batch, tree), strict=True):
+        torch.testing.assert_close(other, own, atol=1e-5, rtol=1e-5)
+
+
+@needs_compiler
+def test_no_size_compiles_anew(target):
+    """Once batches of one and of several rows have been compiled for, other sizes find them."""
+    before = counters["stats"]["unique_graphs"]
+    for batch in (1, 3, 4):
+        for nodes in (0, 1, 2, 7, 30):
+            logits(target, True, batch, Tree.chain(nodes, target.device))
+    assert counters["stats"]["unique_graphs"] == before
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        ({"name": "none"}, "token"),
+        ({"name": "ngram"}, "token"),
+        ({"name": "small", "layers": 1}, "token"),
+        ({"name": "eagle", "weights": "random"}, "recursive"),
+        ({"name": "medusa", "weights": "random"}, "recursive"),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_greedy_decoding_is_the_plain_models(target, drafter, rule, batch):
+    """Accepted tokens equal those of an untouched Hugging Face model, decoded one by one."""
+    built = drafters.build(drafter, target)
+    config = EngineConfig(max_new_tokens=24, ignore_eos=True, batch_size=batch, compile="on")
+    engine = Engine(target, built, verify.build({"name": rule}), config=config)
+    assert engine.compiled
+    reference = plain({"dtype": "float32"})
+    for prompt, generation in zip(PROMPTS, engine.generate(PROMPTS), strict=True):
+        assert generation.tokens == greedy(reference, prompt, 24)
+
+
+@needs_compiler
+def test_sampling_draws_the_same_tokens(target):
+    """Same random numbers, laws equal up to rounding: at T = 1, compiled and not, batch 1 and 3."""
+    outputs = []
+    for mode, batch in (("off", 1), ("on", 1), ("on", 3)):
+        config = EngineConfig(max_new_tokens=24, ignore_eos=True, batch_size=batch, compile=mode)
+        small = drafters.build({"name": "small", "layers": 1}, target)
+        sampling = Sampling(temperature=1.0)
+        engine = Engine(target, small, verify.build({"name": "block"}), sampling, config, 3)
+        outputs.append([g.tokens for g in engine.generate(PROMPTS)])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@needs_compiler
+def test_a_copy_computes_with_its_own_weights(target):
+    """A compiled function is shared by layers, weights are not: a changed copy of the model stands alone."""
+    tree = Tree.chain(2, target.device)
+    before = logits(target, True, 1, tree)
+    other = Model(copy.deepcopy(target.hf), name="copy")
+    with torch.no_grad():
+        for parameter in other.hf.get_decoder().layers.parameters():
+            parameter.mul_(1.5)
+    expected = logits(other, False, 1, tree)
+    other.compile(1)
+    for own, found in zip(expected, logits(other, True, 1, tree), strict=True):
+        torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
+    for own, found in zip(before, logits(target, True, 1, tree), strict=True):
+        torch.testing.assert_close(found, own, atol=0, rtol=0)
+
+
+def test_products_of_few_rows():
+    """Against float64, within float32's rounding."""
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 80)
+    for function in (linear, few_rows):
+        for shape in ((1, 1), (1, 7), (3, 1), (3, 30)):
+            x = torch.randn(*shape, 96)
+            expected = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+            found = function(x, layer.weight, layer.bias)
+            assert found.shape == expected.shape
+            torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_differ_are_not_compiled():
+    """One function serves all layers only where nothing but weights and index tells them apart."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    layers = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes)).model.layers
+    assert alike(layers)
+    layers[1].self_attn.scaling *= 2
+    assert not alike(layers)
+    layers[1].self_attn.scaling = layers[0].self_attn.scaling
+    layers[1].mlp.down_proj = nn.Linear(48, 16, bias=False)
+    assert not alike(layers)
+
+
+def engine(model: Model, mode: str) -> Engine:
+    return Engine(model, None, verify.build({"name": "token"}), config=EngineConfig(compile=mode))
+
+
+def test_what_cannot_be_compiled_is_refused_when_asked_for(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(OptionError, match=r"engine\.compile=on: .*no C\+\+ compiler.*engine\.compile=off"):
+        engine(tiny("float32"), "on")
+
+
+def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch):
+    """`auto` goes on without, and says so once; `on` refuses."""
+    model = tiny("float32")
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no Python.h\nmore")
+
+    monkeypatch.setattr(compiled, "_inductor", broken)
+    monkeypatch.setattr(Model, "gains_by_compiling", property(lambda self: True))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/" + name)
+    with pytest.warns(UserWarning, match="not compiled: torch.compile"):
+        automatic = engine(model, "auto")
+    assert not automatic.compiled
+    assert automatic.generate(PROMPTS[:1])[0].tokens == engine(model, "off").generate(PROMPTS[:1])[0].tokens
+    with pytest.raises(OptionError, match=r"engine\.compile=on: torch\.compile"):
+        engine(model, "on")
+
+
+def test_small_models_and_float32_are_not_compiled_by_themselves():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not engine(tiny("float32"), "auto").compiled
+        assert not engine(tiny("bfloat16"), "auto").compiled
+
+
+def test_unknown_mode():
+    with pytest.raises(OptionError, match=r"engine\.compile=onn: .*did you mean on\?"):
+        EngineConfig(compile="onn")
