@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from specdec.attention import grouped_attention
 from specdec.cache import SlotCache
+from specdec.errors import OptionError
 
 LARGE = 50_000_000  # parameters; below, compiling takes longer than most runs save
 NO_COMPILER = "torch.compile finds no C++ compiler (g++ or clang++) on this machine"
@@ -53,6 +54,17 @@ def reading(cache: SlotCache) -> Iterator[None]:
         yield
     finally:
         _read.pop()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Whatever goes wrong while compiling becomes an error of the option."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        remedy = f"torch.compile: {reason}; use engine.compile=off."
+        raise OptionError("engine.compile", "on", remedy) from error
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -159,12 +159,8 @@ class Model:
             self._layers = compiled.CompiledLayers(self.hf.get_decoder().layers, head, self._cache_argument)
         start = time.perf_counter()
         for rows in sorted({1, min(batch, 2)} - self._ready):
-            try:
+            with compiled.explained():
                 self._run_compiled(rows)
-            except Exception as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                remedy = f"torch.compile: {reason}; use engine.compile=off."
-                raise OptionError("engine.compile", "on", remedy) from error
             self._ready.add(rows)
             self.compile_seconds += time.perf_counter() - start
 

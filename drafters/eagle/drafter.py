@@ -12,12 +12,13 @@ from torch import Tensor
 from drafters import budget
 from drafters.eagle.checkpoint import load_drafter
 from drafters.eagle.config import Config
-from drafters.eagle.growth import Growth, Memory
+from drafters.eagle.growth import Forward, Growth, Memory, eager, try_out
 from drafters.eagle.laws import Laws
 from drafters.eagle.model import EagleModel
 from drafters.eagle.shape import built_in_paths, chain_paths, levels_of
 from drafters.eagle.trees import FixedShape, dynamic_tree, fixed_tree, with_branch
 from drafters.ngram.drafter import NgramIndex
+from specdec.compiled import compiled, explained
 from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
@@ -64,11 +65,22 @@ class EagleDrafter(Drafter):
         self.is_chain = widest == 1 and not config.copies
         self.max_nodes = self.tree_nodes + (config.ngram_gamma if config.copies else 0)
         self.indices: list[NgramIndex] = []
+        self._compiled: Forward | None = None
+        self._ready: set[int] = set()  # batch sizes that have been compiled for
+
+    @torch.inference_mode()
+    def compile(self, batch: int) -> None:
+        self._compiled = self._compiled or compiled(eager)
+        for rows in sorted({1, min(batch, 2)} - self._ready):
+            with explained():
+                try_out(self.model, self._compiled, rows)
+            self._ready.add(rows)
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
         device = sequences.ids.device
         slots = sequences.tokens.shape[1] + max(self.drafted, self.depth) + self.max_nodes + 1
-        self.memory = Memory(self.model, sequences.batch, slots, device)
+        run = self._compiled if self.compiled and self._compiled else eager
+        self.memory = Memory(self.model, sequences.batch, slots, device, run)
         self.laws = Laws(self.model, self.vocab_size, sampling, self.eos_token_ids)
         self.unread = [
             output.features[layer] for layer in self.features

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from drafters.eagle.model import EagleModel
-from specdec.attention import tree_attention
 from specdec.cache import SlotCache
+from specdec.compiled import reading
 from specdec.distribution import Prefix
 from specdec.sequences import Sequences
 from specdec.tree import Tree
 
 CHUNK = 512  # prompt entries per forward
+Forward = Callable[[EagleModel, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def eager(
+    model: EagleModel, tokens: Tensor, states: Tensor, cos: Tensor, sin: Tensor, mask: Tensor
+) -> Tensor:
+    """The network's forward over what the cache of this forward holds (`specdec.compiled.reading`)."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.ops.specdec.attend(q, k, v, mask, model.slot_layers[layer], None).flatten(2)
+
+    return model(tokens, states, (cos, sin), attend)
 
 
 class Memory:
@@ -24,13 +36,17 @@ class Memory:
         model: the attached network.
         batch: B.
         capacity: slots per row.
+        run: the network's forward, as it is or compiled.
     """
 
-    def __init__(self, model: EagleModel, batch: int, capacity: int, device: torch.device):
+    def __init__(
+        self, model: EagleModel, batch: int, capacity: int, device: torch.device, run: Forward = eager
+    ):
         self.model = model
         self.cache = SlotCache(model.architecture.layers, batch, capacity, device)
         self.cos, self.sin = model.rope(capacity)
         self.slots = torch.arange(capacity, device=device)
+        self.run = run
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, features: Sequence[Tensor], count: Tensor, longest: int) -> Tensor:
@@ -69,15 +85,24 @@ class Memory:
         """
         cache = self.cache
         cache.begin(tokens.shape[1])
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k, v = cache.layers[layer].update(k, v)
-            return tree_attention(self.model, q, k, v, mask)[0].flatten(2)
-
-        after = self.model(tokens, states, (self.cos[positions], self.sin[positions]), attend)
+        with reading(cache):
+            after = self.run(self.model, tokens, states, self.cos[positions], self.sin[positions], mask)
         cache.lengths = cache.lengths + tokens.shape[1]
         cache.longest += tokens.shape[1]
         return after
+
+
+def try_out(model: EagleModel, run: Forward, batch: int) -> None:
+    """Forwards of several tokens and of one, no two sizes alike, so that each compiles for all sizes."""
+    weight, size = model.fc.weight, model.architecture.layer.hidden_size
+    for count in (3, 1):
+        memory = Memory(model, batch, 12, weight.device, run)
+        memory.cache.lengths, memory.cache.longest = memory.cache.lengths + 4, 4
+        states = torch.zeros(batch, count, size, dtype=weight.dtype, device=weight.device)
+        tokens = torch.zeros(batch, count, dtype=torch.int64, device=weight.device)
+        positions = memory.cache.lengths[:, None] + memory.slots[:count]
+        mask = torch.zeros(batch, 1, count, 4 + count, dtype=weight.dtype, device=weight.device)
+        memory.forward(tokens, states, positions, mask)
 
 
 class Growth:

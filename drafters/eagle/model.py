@@ -68,6 +68,8 @@ class Architecture:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·Wᵀ + b; for the few rows of a draft a CPU reads W up to twice as fast in W·xᵀ."""
+    if torch.compiler.is_compiling():  # which writes it so by itself
+        return nn.functional.linear(x, weight, bias)
     rows = x.flatten(0, -2)
     if x.device.type != "cpu" or len(rows) > FEW or torch.is_grad_enabled():
         return nn.functional.linear(x, weight, bias)
@@ -178,6 +180,7 @@ class EagleModel(nn.Module):
         )
         self._lent: dict[str, Any] = {}  # the target's, no parameters of ours
         self._rope: tuple[Tensor, Tensor] | None = None
+        self.slot_layers = [torch.tensor(i) for i in range(a.layers)]  # for `specdec::attend`
 
     @property
     def is_reduced(self) -> bool:
