@@ -19,10 +19,12 @@ from transformers import AutoConfig
 
 from experiments import machine, roofline_report
 from experiments.store import Run
+from specdec import verify
 from specdec.checkpoints import resolve_device
 from specdec.checkpoints.random_weights import SHIPPED, shipped_architectures
 from specdec.checkpoints.tiny import tiny_config
 from specdec.config import Config, TargetConfig, at_least
+from specdec.engine import Engine
 from specdec.errors import OptionError
 from specdec.model import Model
 from specdec.roofline import (
@@ -197,6 +199,7 @@ def time_target(config: Config, arch: Architecture, task: Options) -> list[dict[
     The context is what fits into the target's: the numbers carry the context they were measured at.
     """
     target = Model.load(config.target)
+    target.compiled = Engine(target, None, verify.build({"name": "token"}), config=config.engine).compiled
     size = machine.dtype_bytes(target.dtype)
     context = min(task.context, target.context_length) - task.gamma - 1
     if context < 1:

@@ -103,8 +103,10 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _shapes_only(guards: list[Any]) -> list[bool]:
     """Of the conditions for a compiled variant, those on global modes and on tensors given as arguments."""
-    given = [g.guard_type == "TENSOR_MATCH" and "args[0]." not in g.name and "._" not in g.name for g in guards]
-    return [not g.name or is_given for g, is_given in zip(guards, given, strict=True)]
+    return [
+        not g.name or (g.guard_type == "TENSOR_MATCH" and "args[0]." not in g.name and "._" not in g.name)
+        for g in guards
+    ]
 
 
 def _inductor(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable[..., Any]:

@@ -92,11 +92,12 @@ class EngineConfig:
     check_contract: bool = False  # re-draw every proposal and compare it with its declaration
     fixed_width: int | None = None  # pad every forward to this many tokens (a multiple of 16): same rounding
     threads: int | None = None  # CPU threads; null = as the machine has
-    compile: str = "auto"  # auto | on | off: layers through torch.compile; auto = large bfloat16 models on CPUs
+    compile: str = "auto"  # auto | on | off: torch.compile; auto = large bfloat16 models on CPUs
 
     def __post_init__(self) -> None:
         if self.compile not in COMPILE:
-            raise OptionError("engine.compile", self.compile, f"no such choice; {suggest(self.compile, COMPILE)}")
+            remedy = f"no such choice; {suggest(self.compile, COMPILE)}"
+            raise OptionError("engine.compile", self.compile, remedy)
         at_least("engine", self, max_new_tokens=1, batch_size=1, prefill_chunk=1, fixed_width=1, threads=1)
         if any(not s for s in self.stop):
             raise OptionError("engine.stop", self.stop, "must not hold an empty string.")

@@ -59,7 +59,7 @@ class Drafter(ABC):
     features: tuple[int, ...] = ()
     compiled: bool = False
 
-    def compile(self, batch: int) -> None:
+    def compile(self, batch: int) -> None:  # noqa: B027 - a drafter without networks has nothing to do
         """Make its networks ready to run compiled, for batches of up to `batch` rows.
 
         Raises:

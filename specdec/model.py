@@ -247,7 +247,8 @@ class Model:
             output = self.hf(
                 input_ids=tokens,
                 attention_mask=self._masks(tree, cache, positions),
-                position_ids=positions.clamp(max=self.context_length - 1),  # what lies behind is never accepted
+                # what lies behind the context is never accepted
+                position_ids=positions.clamp(max=self.context_length - 1),
                 use_cache=True,
                 **{self._cache_argument: cache},
             )
