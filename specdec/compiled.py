@@ -9,6 +9,7 @@ decode step are written W·xᵀ, in which order few rows read W up to twice as f
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -58,11 +59,13 @@ def reading(cache: SlotCache) -> Iterator[None]:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Whatever goes wrong while compiling becomes an error of the option."""
+    """What goes wrong while compiling becomes an error of the option; the compiler's warnings are its own."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
         remedy = f"torch.compile: {reason}; use engine.compile=off."
         raise OptionError("engine.compile", "on", remedy) from error
 
@@ -134,7 +137,7 @@ class CompiledLayers:
         elsewhere = {cache_argument: _WrittenElsewhere()}
         self._forwards = [_with(function, layer, elsewhere) for layer in layers]
         for index, layer in enumerate(layers):
-            layer.self_attn.slot_layer = torch.tensor(index)
+            layer.self_attn.slot_layer = torch.tensor(index, device="cpu")
 
     def switch(self, on: bool) -> None:
         """Whether calls of the layers run compiled from now on."""

@@ -180,7 +180,7 @@ class EagleModel(nn.Module):
         )
         self._lent: dict[str, Any] = {}  # the target's, no parameters of ours
         self._rope: tuple[Tensor, Tensor] | None = None
-        self.slot_layers = [torch.tensor(i) for i in range(a.layers)]  # for `specdec::attend`
+        self.slot_layers = [torch.tensor(i, device="cpu") for i in range(a.layers)]  # for `specdec::attend`
 
     @property
     def is_reduced(self) -> bool:
