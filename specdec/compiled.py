@@ -123,7 +123,7 @@ def _inductor(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) ->
 
 
 class CompiledLayers:
-    """The decoder layers of a model, which can be switched between compiled and as they are.
+    """The decoder layers of a model, and their compiled stand-ins.
 
     Arguments:
         layers: alike but for their weights.
@@ -132,28 +132,25 @@ class CompiledLayers:
     """
 
     def __init__(self, layers: nn.ModuleList, head: nn.Module, cache_argument: str):
-        self.layers, self.head, self.on = layers, head, False
         function = compiled(type(layers[0]).forward)
         elsewhere = {cache_argument: _WrittenElsewhere()}
-        self._forwards = [_with(function, layer, elsewhere) for layer in layers]
+        self._instead = [(layer, _with(function, layer, elsewhere)) for layer in layers]
+        if type(head) is nn.Linear and head.weight.device.type == "cpu":
+            self._instead.append((head, lambda x: few_rows(x, head.weight, head.bias)))
         for index, layer in enumerate(layers):
             layer.self_attn.slot_layer = torch.tensor(index, device="cpu")
 
-    def switch(self, on: bool) -> None:
-        """Whether calls of the layers run compiled from now on."""
-        if on == self.on:
-            return
-        for layer, forward in zip(self.layers, self._forwards, strict=True):
-            if on:
-                layer.forward = forward
-            else:
-                del layer.forward
-        if type(self.head) is nn.Linear and self.head.weight.device.type == "cpu":
-            if on:
-                self.head.forward = lambda x: few_rows(x, self.head.weight, self.head.bias)
-            else:
-                del self.head.forward
-        self.on = on
+    @contextmanager
+    def running(self, cache: SlotCache) -> Iterator[None]:
+        """Forwards in this block run compiled, and read and write `cache`."""
+        for module, forward in self._instead:
+            module.forward = forward  # type: ignore[method-assign]
+        try:
+            with reading(cache):
+                yield
+        finally:
+            for module, _ in self._instead:
+                del module.forward
 
 
 class _WrittenElsewhere:
@@ -187,6 +184,8 @@ def obstacle(layers: nn.ModuleList, own_attention: bool) -> str | None:
         return NO_COMPILER
     if not own_attention:
         return "only target.attention=sdpa can be compiled"
+    if any("forward" in vars(layer) for layer in layers):
+        return "the target's layers are spread over devices"
     if not alike(layers):
         return "the target's layers differ in more than their weights"
     return None

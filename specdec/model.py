@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,7 @@ class Model:
         ):
             self._window = None
         self._mixed_masks = self._window is not None and "full_attention" in layer_types
+        self.compiled = False  # whether forwards run compiled; may be set once `compile` has been called
         self._layers: compiled.CompiledLayers | None = None
         self._ready: set[int] = set()  # batch sizes whose forwards have been compiled
         self.compile_seconds = 0.0
@@ -119,29 +121,18 @@ class Model:
         return self.hf.dtype
 
     @property
-    def compiled(self) -> bool:
-        """Whether the layers run compiled (see `compile`); may be set once they have been."""
-        return self._layers is not None and self._layers.on
-
-    @compiled.setter
-    def compiled(self, on: bool) -> None:
-        if self._layers is not None:
-            self._layers.switch(on)
-        elif on:
-            raise RuntimeError("compile() comes first")
-
-    @property
     def gains_by_compiling(self) -> bool:
         """Whether compiling is known to pay: a large model in bfloat16 on a CPU, and nothing in the way."""
         return (
             self.device.type == "cpu"
             and self.dtype == torch.bfloat16
             and sum(p.numel() for p in self.hf.parameters()) >= compiled.LARGE
-            and self._obstacle is None
+            and self.obstacle is None
         )
 
     @property
-    def _obstacle(self) -> str | None:
+    def obstacle(self) -> str | None:
+        """Why the layers cannot be compiled, if they cannot."""
         ours = self.config._attn_implementation == attention.NAME
         return compiled.obstacle(self.hf.get_decoder().layers, ours)
 
@@ -152,7 +143,7 @@ class Model:
         Raises:
             OptionError: these layers, or this machine, cannot.
         """
-        if reason := self._obstacle:
+        if reason := self.obstacle:
             raise OptionError("engine.compile", "on", f"{reason}; use engine.compile=off.")
         if self._layers is None:
             head = self.hf.get_output_embeddings()
@@ -243,7 +234,7 @@ class Model:
     def _forward(self, tokens: Tensor, tree: Tree, cache: SlotCache, used: int | None = None) -> Output:
         cache.begin(tokens.shape[1], used)
         positions = cache.lengths[:, None] + tree.depth  # [B, T]
-        with compiled.reading(cache):
+        with self._layers.running(cache) if self.compiled and self._layers else nullcontext():
             output = self.hf(
                 input_ids=tokens,
                 attention_mask=self._masks(tree, cache, positions),

@@ -87,7 +87,10 @@ def measure(config: Config, options: Any, ids: list[list[int]]) -> dict[str, Any
 def _load_libraries(config: Config) -> None:
     """Decode a few tokens with a tiny model, so that whatever is loaded at a first call is there."""
     tiny = TargetConfig(name="tiny", source="tiny", device=config.target.device, dtype=config.target.dtype)
-    engine = own_engine(Model.load(tiny), None, config, max_new_tokens=2)
+    model, mode = Model.load(tiny), config.engine.compile
+    if mode == "auto" and model.device.type == "cpu" and model.obstacle is None:
+        mode = "on"  # as the target may be
+    engine = own_engine(model, None, config, max_new_tokens=2, compile=mode)
     list(engine.decode([[1, 2, 3]], [0]))
 
 
