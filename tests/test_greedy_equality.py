@@ -78,12 +78,23 @@ def test_float32_equals_generate_token_for_token(target, asked, generated, name)
     assert said(engine) == [tokens[: TOKENS // 2] for tokens in generated[::2]]
 
 
+def check_eagle(target, asked, generated, shape: str, every: int, tokens: int) -> None:
+    drafter = {"name": "eagle"} | SHAPES[shape]
+    engine = decode(target, drafter, asked[::every], batch_size=32, tokens=tokens)
+    assert said(engine) == [all_of_it[:tokens] for all_of_it in generated[::every]]
+    assert engine.ledger.block_efficiency > 1.3  # it drafted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_tree_of_the_shipped_eagle_changes_greedy_output(target, asked, generated, shape):
-    engine = decode(target, {"name": "eagle"} | SHAPES[shape], asked, batch_size=32, tokens=TOKENS)
-    assert said(engine) == generated
-    assert engine.ledger.block_efficiency > 1.3  # it drafted
+    check_eagle(target, asked, generated, shape, every=4, tokens=TOKENS // 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nor_on_all_prompts_and_tokens(target, asked, generated, shape):
+    check_eagle(target, asked, generated, shape, every=1, tokens=TOKENS)
 
 
 def test_float32_one_by_one(target, asked, generated):
