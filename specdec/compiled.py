@@ -62,7 +62,7 @@ def explained() -> Iterator[None]:
     """What goes wrong while compiling becomes an error of the option; the compiler's warnings are its own."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore")
             yield
     except Exception as error:
         reason = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
