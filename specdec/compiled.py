@@ -138,7 +138,8 @@ class CompiledLayers:
         if type(head) is nn.Linear and head.weight.device.type == "cpu":
             self._instead.append((head, lambda x: few_rows(x, head.weight, head.bias)))
         for index, layer in enumerate(layers):
-            layer.self_attn.slot_layer = torch.tensor(index, device="cpu")
+            attention: Any = layer.self_attn
+            attention.slot_layer = torch.tensor(index, device="cpu")
 
     @contextmanager
     def running(self, cache: SlotCache) -> Iterator[None]:
