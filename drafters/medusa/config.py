@@ -19,7 +19,7 @@ class Config:
     choices: list[list[int]] | None = (
         None  # the tree as paths of ranks, e.g. [[0],[1],[0,0]]; null = the heads' own
     )
-    nodes: int = 24  # size of the heads' own tree, which is cut to its best nodes
+    nodes: int = 11  # size of the heads' own tree, which is cut to its best nodes
     # of new heads (weights=random, task=train):
     heads: int = 3  # tokens guessed ahead
     resblocks: int = 1  # residual blocks per head
