@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -137,9 +136,9 @@ def test_no_network_says_what_was_tried_and_how_to_do_it_by_hand(target, monkeyp
 
 
 def test_an_interpreter_without_pip(target, monkeypatch):
-    find = importlib.util.find_spec
+    said = f"{sys.executable}: No module named pip\n"  # what Python 3.11 and 3.12 say of -m pip
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "pip" else find(name, *a)
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", said)
     )
     with pytest.raises(OptionError, match="has no pip") as caught:
         target.prepare(silent)
@@ -243,3 +242,23 @@ def test_the_embedded_target_knows_paris():
     [ids] = encode_prompts(loaded.tokenizer, ["What is the capital of France?"], loaded.chat)
     output = loaded.model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
     assert "Paris" in loaded.tokenizer.decode(output[0, len(ids) :])
+
+
+def test_a_download_leaves_setuptools_usable(tmp_path):
+    """Looking for pip in this process makes setuptools drop distutils, which `torch.compile` needs."""
+    code = """if True:
+        import subprocess, sys
+        from pathlib import Path
+        from specdec.checkpoints.embedded import EmbeddedTarget
+        subprocess.run = lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no network")
+        try:
+            EmbeddedTarget(Path(sys.argv[1])).prepare(print)
+        except ValueError as error:
+            assert "no network" in str(error)
+            import setuptools
+        else:
+            raise AssertionError("nothing was downloaded")
+        """
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ran = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -20,7 +20,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
     """Every goal that this run can judge."""
     found = []
     for r in rows(results, "autoregressive"):
-        if r["batch"] == 1:
+        if r.get("batch") == 1:
             label = f"autoregressive{' ' + r['mode'] if r['mode'] else ''}: share of the memory bandwidth"
             found.append(Goal(label, point(100 * r["fraction"]), WANTED_FRACTION, unit=" %"))
     costs = relative(rows(results, "forwards", "compiled"))
@@ -93,9 +93,11 @@ def _autoregressive(results: dict[str, Any]) -> list[str]:
             f"{r['fraction']:.0%}",
         )
         for r in rows(results, "autoregressive")
+        if "error" not in r
     ]
     columns = ("autoregressive", "batch", "ms/step", "tok/s", "TB/s", "of the bandwidth")
-    return [table(columns, lines)] if lines else []
+    broken = [f"{r['mode']}: {r['error']}" for r in rows(results, "autoregressive") if "error" in r]
+    return [*([table(columns, lines)] if lines else []), *broken]
 
 
 def _forwards(results: dict[str, Any]) -> list[str]:

