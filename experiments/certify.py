@@ -28,7 +28,7 @@ from specdec.engine import Engine
 from specdec.errors import CheckFailed, OptionError
 from specdec.exactness import certificate
 from specdec.exactness.bench import Bench
-from specdec.exactness.certificate import Pairing, Plan
+from specdec.exactness.pairing import Pairing, Plan
 from specdec.exactness.scenarios import MAIN, SIDE
 from specdec.exactness.verdict import MOST_SEQUENCES, RERUN_FACTOR, to_rerun, verdict
 from specdec.model import Model

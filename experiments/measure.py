@@ -71,7 +71,12 @@ def run(config: Config, run_dir: Path) -> None:
     flags = summary.flags(rule, target)
     facts = {"footprint": footprint(target), "threads": torch.get_num_threads(), "flags": flags}
     facts |= peak_memory.capacity(target.device) | {"max_nodes": drafter.max_nodes}
-    facts["compiled"] = {"on": engines["speculative"].compiled, "target_seconds": target.compile_seconds}
+    own = engines["speculative"]
+    facts["compiled"] = {
+        "target": own.compiled,
+        "drafter": own.drafts_compiled,
+        "seconds": target.compile_seconds,
+    }
     store = Run(run_dir, config, target=target.provenance, **facts)
 
     extra: dict[str, Any] = {}

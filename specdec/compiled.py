@@ -57,6 +57,21 @@ def reading(cache: SlotCache) -> Iterator[None]:
         _read.pop()
 
 
+def try_sizes(run: Callable[[int], None], batch: int, tried: set[int]) -> None:
+    """Let `run(rows)` compile what batches of up to `batch` rows need: for one row, and for several.
+
+    Arguments:
+        tried: the numbers of rows that have been compiled for, which grow.
+
+    Raises:
+        OptionError: compiling failed.
+    """
+    for rows in sorted({1, min(batch, 2)} - tried):
+        with explained():
+            run(rows)
+        tried.add(rows)
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """What goes wrong while compiling becomes an error of the option; the compiler's warnings are its own."""
@@ -84,8 +99,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if len(rows) > FEW:
         return F.linear(x, weight, bias)
     pair = rows.expand(2, -1) if len(rows) == 1 else rows
-    out = (weight @ pair.mT).mT[: len(rows)].reshape(*x.shape[:-1], -1).contiguous()
-    return out if bias is None else out + bias
+    return linear(pair, weight, bias)[: len(rows)].reshape(*x.shape[:-1], -1).contiguous()
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

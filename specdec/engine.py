@@ -63,24 +63,23 @@ class Engine:
         if isinstance(source, int) and not 0 <= source < 2**64:
             raise OptionError("seed", source, "must lie between 0 and 2^64 − 1.")
         self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
-        self.compiled = self._compile()
+        mode = self.config.compile
+        self.compiled = mode == "on" or (mode == "auto" and target.gains_by_compiling)
+        self.compiled = self.compiled and self._compile(target)
+        self.drafts_compiled = self.compiled and self._compile(self.drafter)
 
-    def _compile(self) -> bool:
-        """Compile what is to run compiled; whether it does.
+    def _compile(self, part: Model | Drafter) -> bool:
+        """Compile the target or the drafter; whether it will run compiled.
 
         Raises:
-            OptionError: `compile="on"`, and it cannot be.
+            OptionError: `compile="on"`, and it cannot.
         """
-        mode, batch = self.config.compile, self.config.batch_size
-        if mode == "off" or (mode == "auto" and not self.target.gains_by_compiling):
-            return False
         try:
-            self.target.compile(batch)
-            self.drafter.compile(batch)
+            part.compile(self.config.batch_size)
         except OptionError as error:
-            if mode == "on":
+            if self.config.compile == "on":
                 raise
-            warnings.warn(f"not compiled: {error.remedy}", stacklevel=3)
+            warnings.warn(f"{part.name or 'the target'} is not compiled: {error.remedy}", stacklevel=3)
             return False
         return True
 
@@ -142,7 +141,7 @@ class Engine:
         """
         target, drafter, config = self.target, self.drafter, self.config
         target.features, target.fixed_width = drafter.features, config.fixed_width
-        target.compiled = drafter.compiled = self.compiled
+        target.compiled, drafter.compiled = self.compiled, self.drafts_compiled
         batch = Batch(
             prompts, ids, [self.room(p) for p in prompts], target, config, self.eos_token_ids, self.ledger
         )

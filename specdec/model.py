@@ -149,11 +149,8 @@ class Model:
             head = self.hf.get_output_embeddings()
             self._layers = compiled.CompiledLayers(self.hf.get_decoder().layers, head, self._cache_argument)
         start = time.perf_counter()
-        for rows in sorted({1, min(batch, 2)} - self._ready):
-            with compiled.explained():
-                self._run_compiled(rows)
-            self._ready.add(rows)
-            self.compile_seconds += time.perf_counter() - start
+        compiled.try_sizes(self._run_compiled, batch, self._ready)
+        self.compile_seconds += time.perf_counter() - start
 
     def _run_compiled(self, rows: int) -> None:
         """Forwards of several tokens and of one, no two sizes alike, so that each compiles for all sizes."""

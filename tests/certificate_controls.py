@@ -14,7 +14,7 @@ from torch import Tensor
 from drafters.small.certify import stranger
 from drafters.small.tree import SIBLINGS, SmallTreeDrafter
 from specdec.drafter import Draw
-from specdec.exactness.certificate import Pairing
+from specdec.exactness.pairing import Pairing
 from specdec.model import Model
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, Purpose, RandomSource, inverse_cdf

@@ -33,9 +33,9 @@ from specdec.config import EngineConfig, TargetConfig
 from specdec.engine import Engine
 from specdec.exactness import certificate, scenarios
 from specdec.exactness.bench import Bench
-from specdec.exactness.certificate import Pairing, Plan
 from specdec.exactness.engine_law import TooManyBranches, composed_law, first_block, output_law
 from specdec.exactness.goodness import total_variation
+from specdec.exactness.pairing import Pairing, Plan, engine_for
 from specdec.exactness.reference import Reference, processed
 from specdec.exactness.verdict import to_rerun, verdict
 from specdec.rng import PhiloxSource
@@ -164,7 +164,7 @@ def engine_maker(pair, bench, vocab=3):
     drafter = pair.drafter_for(target)
 
     def make(source, tokens):
-        return certificate._engine(
+        return engine_for(
             pair,
             target,
             scenarios.MAIN,
@@ -624,7 +624,7 @@ def test_the_certificate_on_cuda():
 def test_every_scenario_comes_up_when_there_are_many():
     """With one further scenario per pairing, every rule of six drafters meets all six."""
     options = certify.Options()
-    config = type("C", (), {"task": options, "sampling": Sampling(1.0), "engine": certificate.EngineConfig()})
+    config = type("C", (), {"task": options, "sampling": Sampling(1.0), "engine": EngineConfig()})
     plans = certify._plans(config, 24, 0)
     assert Counter(name for plan in plans for name in plan.side) == dict.fromkeys(
         (s.name for s in scenarios.SIDE), 4

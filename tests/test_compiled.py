@@ -70,6 +70,7 @@ def test_logits_are_the_layers_own(target, batch, nodes, shape):
 def test_no_size_compiles_anew(target):
     """Once batches of one and of several rows have been compiled for, other sizes find them."""
     before = counters["stats"]["unique_graphs"]
+    assert before >= 4  # it counts what was compiled
     for batch in (1, 3, 4):
         for nodes in (0, 1, 2, 7, 30):
             logits(target, True, batch, Tree.chain(nodes, target.device))
@@ -175,12 +176,40 @@ def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch):
     monkeypatch.setattr(compiled, "_inductor", broken)
     monkeypatch.setattr(Model, "gains_by_compiling", property(lambda self: True))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/" + name)
-    with pytest.warns(UserWarning, match="not compiled: torch.compile"):
+    with pytest.warns(UserWarning, match="tiny is not compiled: torch.compile"):
         automatic = engine(model, "auto")
     assert not automatic.compiled
     assert automatic.generate(PROMPTS[:1])[0].tokens == engine(model, "off").generate(PROMPTS[:1])[0].tokens
     with pytest.raises(OptionError, match=r"engine\.compile=on: torch\.compile"):
         engine(model, "on")
+
+
+def test_a_drafter_that_cannot_be_compiled_leaves_the_target_compiled(monkeypatch):
+    """The baseline is compiled, so the speculative run must not lose that by its drafter."""
+    model, drafter = tiny("float32"), drafters.build({"name": "ngram"}, tiny("float32"))
+
+    def refuse(batch):
+        raise OptionError("engine.compile", "on", "odd layers")
+
+    monkeypatch.setattr(drafter, "compile", refuse)
+    monkeypatch.setattr(Model, "gains_by_compiling", property(lambda self: True))
+    monkeypatch.setattr(Model, "compile", lambda self, batch: None)
+    with pytest.warns(UserWarning, match="ngram is not compiled: odd layers"):
+        made = Engine(model, drafter, verify.build({"name": "token"}), config=EngineConfig(compile="auto"))
+    assert made.compiled and not made.drafts_compiled
+    with pytest.raises(OptionError, match="odd layers"):
+        Engine(model, drafter, verify.build({"name": "token"}), config=EngineConfig(compile="on"))
+
+
+def test_compile_seconds_are_counted_once(monkeypatch):
+    """Five seconds for one row and five for several are ten, and nothing is compiled twice."""
+    model, clock = tiny("float32"), [0.0]
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/" + name)
+    monkeypatch.setattr("specdec.model.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(model, "_run_compiled", lambda rows: clock.__setitem__(0, clock[0] + 5))
+    for batch, seconds in ((1, 5), (1, 5), (8, 10), (2, 10)):
+        model.compile(batch)
+        assert model.compile_seconds == seconds
 
 
 def test_small_models_and_float32_are_not_compiled_by_themselves():

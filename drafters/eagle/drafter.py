@@ -18,7 +18,7 @@ from drafters.eagle.model import EagleModel
 from drafters.eagle.shape import built_in_paths, chain_paths, levels_of
 from drafters.eagle.trees import FixedShape, dynamic_tree, fixed_tree, with_branch
 from drafters.ngram.drafter import NgramIndex
-from specdec.compiled import compiled, explained
+from specdec.compiled import compiled, try_sizes
 from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
@@ -70,11 +70,8 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def compile(self, batch: int) -> None:
-        self._compiled = self._compiled or compiled(eager)
-        for rows in sorted({1, min(batch, 2)} - self._ready):
-            with explained():
-                try_out(self.model, self._compiled, rows)
-            self._ready.add(rows)
+        run = self._compiled = self._compiled or compiled(eager)
+        try_sizes(lambda rows: try_out(self.model, run, rows), batch, self._ready)
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
         device = sequences.ids.device

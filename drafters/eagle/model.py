@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from specdec import compiled
 from specdec.model import Model
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -73,8 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.flatten(0, -2)
     if x.device.type != "cpu" or len(rows) > FEW or torch.is_grad_enabled():
         return nn.functional.linear(x, weight, bias)
-    out = (weight @ rows.mT).mT.reshape(*x.shape[:-1], -1)
-    return out if bias is None else out + bias
+    return compiled.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):

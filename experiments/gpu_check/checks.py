@@ -16,7 +16,7 @@ from specdec import verify
 from specdec.config import TargetConfig
 from specdec.engine import Engine
 from specdec.errors import OptionError
-from specdec.exactness.certificate import Plan
+from specdec.exactness.pairing import Plan
 from specdec.exactness.verdict import verdict
 from specdec.model import Model
 

@@ -7,7 +7,6 @@ and the joint law of all tokens is compared with what it should be. Knows no dra
 from __future__ import annotations
 
 import gc
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec.config import EngineConfig
-from specdec.drafter import Drafter
 from specdec.engine import Engine
 from specdec.errors import ContractViolation
 from specdec.exactness import goodness
@@ -33,53 +30,15 @@ from specdec.exactness.engine_law import (
 )
 from specdec.exactness.enumeration import EnumerationError
 from specdec.exactness.goodness import Fit
+from specdec.exactness.pairing import Pairing, Plan, engine_for, seed_of
 from specdec.exactness.scenarios import CONTRACT, GREEDY, MAIN, SCENARIOS, Scenario
 from specdec.ledger import Ledger
-from specdec.model import Model
 from specdec.rng import RandomSource
-from specdec.verify import Rule
 
 PROOF_VOCABULARY, PROOF_TOLERANCE = 3, 1e-12
 LEAST_IN_CONTEXT = 100  # observations that a conditional test needs
 CONTROL_POWER = 0.999
 REMEMBERED = 4096  # sequences whose tokens are kept for comparisons
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """What is certified.
-
-    Arguments:
-        drafter: how reports call it.
-        rule: the verification rule.
-        drafter_for: builds the drafter for a target of any small vocabulary.
-    """
-
-    drafter: str
-    rule: Rule
-    drafter_for: Callable[[Model], Drafter]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is done for one pairing.
-
-    Arguments:
-        sequences: N of the main scenario.
-        seed: of everything.
-        main: the main scenario. side: names of further scenarios, at their share of N.
-        one_by_one: sequences that are decoded once more at batch size 1.
-        batch_size: sequences decoded together otherwise.
-        engine: all other engine options.
-    """
-
-    sequences: int
-    seed: int
-    main: Scenario = MAIN
-    side: tuple[str, ...] = ()
-    one_by_one: int = 200
-    batch_size: int = 4096
-    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 @dataclass
@@ -158,7 +117,7 @@ def draw(
     target = bench.target(scenario.eos)
     prompts = scenario.prompts_for(target.vocab_size)
     seed = seed_of(plan.seed, pairing.drafter, pairing.rule.name, scenario.name, salt)
-    engine = _engine(pairing, target, scenario, plan, seed)
+    engine = engine_for(pairing, target, scenario, plan, seed)
     sample = Sample([Counter() for _ in prompts])
     for start in range(0, count, plan.batch_size):
         ids = range(start, min(start + plan.batch_size, count))
@@ -227,7 +186,7 @@ def control(
     drafter = pairing.drafter_for(target)
 
     def make(source: RandomSource, tokens: int) -> Engine:
-        return _engine(
+        return engine_for(
             pairing, target, scenario, plan, source, drafter, max_new_tokens=tokens, batch_size=1 << 20
         )
 
@@ -247,25 +206,6 @@ def control(
         "rejected": fit.p < alpha,
         "seconds": time.perf_counter() - started,
     }
-
-
-def seed_of(*names: object) -> int:
-    """A seed of its own for whatever these names say (64 bits)."""
-    return int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=8).digest())
-
-
-def _engine(
-    pairing: Pairing,
-    target: Model,
-    scenario: Scenario,
-    plan: Plan,
-    source: RandomSource | int,
-    drafter: Drafter | None = None,
-    **options: Any,
-) -> Engine:
-    options = {"max_new_tokens": scenario.tokens, "batch_size": plan.batch_size, "stop": [], **options}
-    drafter = drafter or pairing.drafter_for(target)
-    return Engine(target, drafter, pairing.rule, scenario.sampling, replace(plan.engine, **options), source)
 
 
 def _main(pairing: Pairing, bench: Bench, plan: Plan) -> tuple[list[dict], dict[str, Any], list[dict]]:
@@ -298,7 +238,7 @@ def _proof(pairing: Pairing, bench: Bench) -> dict[str, Any]:
     drafter = pairing.drafter_for(target)
 
     def make(source: RandomSource, tokens: int) -> Engine:
-        return _engine(pairing, target, MAIN, plan, source, drafter, max_new_tokens=tokens)
+        return engine_for(pairing, target, MAIN, plan, source, drafter, max_new_tokens=tokens)
 
     try:
         law = output_law(make, MAIN.prompts_for(vocab)[0], MAIN.tokens)
@@ -319,7 +259,7 @@ def _accepted(pairing: Pairing, bench: Bench, plan: Plan) -> dict[int, float] | 
     drafter = pairing.drafter_for(target)
 
     def make(source: RandomSource, tokens: int) -> Engine:
-        return _engine(
+        return engine_for(
             pairing, target, plan.main, plan, source, drafter, max_new_tokens=tokens, batch_size=1 << 20
         )
 
@@ -335,7 +275,7 @@ def _one_by_one(pairing: Pairing, bench: Bench, plan: Plan, sample: Sample) -> d
     target, scenario = bench.target(plan.main.eos), plan.main
     seed = seed_of(plan.seed, pairing.drafter, pairing.rule.name, scenario.name, "")
     count = min(plan.one_by_one, len(sample.remembered))
-    engine = _engine(pairing, target, scenario, plan, seed, batch_size=1)
+    engine = engine_for(pairing, target, scenario, plan, seed, batch_size=1)
     prompt, *_ = scenario.prompts_for(target.vocab_size)
     alone = [g.tokens for g in engine.generate([prompt] * count)]
     return _equal(
@@ -358,7 +298,7 @@ def _greedy(pairing: Pairing, bench: Bench, plan: Plan) -> dict[str, Any]:
     """At temperature 0 the output is the path of the argmax, token for token."""
     target = bench.target(GREEDY.eos)
     expected = [list(outcome) for law in bench.laws(GREEDY) for outcome in law]
-    engine = _engine(pairing, target, GREEDY, plan, 0)
+    engine = engine_for(pairing, target, GREEDY, plan, 0)
     found = [g.tokens for g in engine.generate(GREEDY.prompts_for(target.vocab_size))]
     return _equal("greedy output is the path of the argmax", expected, found)
 
@@ -366,7 +306,7 @@ def _greedy(pairing: Pairing, bench: Bench, plan: Plan) -> dict[str, Any]:
 def _contract(pairing: Pairing, bench: Bench, plan: Plan) -> dict[str, Any]:
     """The drafter keeps its promises, with penalties that make its law depend on the prefix."""
     target = bench.target(CONTRACT.eos)
-    engine = _engine(pairing, target, CONTRACT, plan, seed_of(plan.seed, "contract"), check_contract=True)
+    engine = engine_for(pairing, target, CONTRACT, plan, seed_of(plan.seed, "contract"), check_contract=True)
     engine.generate(CONTRACT.prompts_for(target.vocab_size) * 64)
     steps = len(engine.ledger.step_seconds)
     return {
