@@ -1,10 +1,11 @@
 """EAGLE's trees: the dynamic one by its description, copied branches, static shapes, options."""
 
 import itertools
+import math
 
 import pytest
 import torch
-from test_eagle import TARGETS, Spy, decode, paths_of, random_prompts
+from test_eagle import TARGETS, VOCAB, Spy, decode, paths_of, random_prompts
 from test_model import build as build_hf
 
 from drafters.eagle.checkpoint import random_model
@@ -12,7 +13,7 @@ from drafters.eagle.config import Config
 from drafters.eagle.drafter import EagleDrafter
 from drafters.eagle.model import new_architecture
 from drafters.eagle.shape import built_in_paths, chain_paths, check_paths, levels_of
-from drafters.eagle.trees import dynamic_tree, with_branch
+from drafters.eagle.trees import dynamic_tree, most_confident, with_branch
 from specdec.errors import OptionError
 from specdec.model import Model
 from specdec.proposal import Kind, Proposal
@@ -24,8 +25,11 @@ def target():
     return Model(build_hf(TARGETS["llama"]), name="llama")
 
 
-def slow_dynamic_tree(law, depth: int, top_k: int, nodes: int) -> set[tuple[int, ...]]:
-    """EAGLE-2 by its description; `law(path)` is the draft's law of what follows."""
+def slow_dynamic_tree(law, depth: int, top_k: int, nodes: int, copied=()) -> set[tuple[int, ...]]:
+    """EAGLE-2 by its description; `law(path)` is the draft's law of what follows.
+
+    `copied`: the tokens of one more branch, each with its probability given the ones before.
+    """
     best = lambda scored: sorted(scored, key=lambda path: -scored[path])  # noqa: E731
     scored: dict[tuple[int, ...], float] = {}
     level = {(): 0.0}
@@ -37,13 +41,32 @@ def slow_dynamic_tree(law, depth: int, top_k: int, nodes: int) -> set[tuple[int,
                 candidates[*path, x] = score + p
         scored |= candidates
         level = {path: candidates[path] for path in best(candidates)[:top_k]}
+    path, score = (), 0.0
+    for x, p in copied:
+        path, score = (*path, x), score + math.log(p)
+        scored[path] = max(score, scored.get(path, -math.inf))
     return set(best(scored)[:nodes])
 
 
-def test_dynamic_tree_is_eagle_2s(target, monkeypatch):
-    """Against the slow description, from the laws that the drafter itself saw (ties do not occur)."""
+def slow_copies(text, count: int, fewest: int):
+    """What followed the last up to 4 words the last time they occurred, by how many words match there."""
+    for n in range(4, fewest - 1, -1):
+        for end in range(len(text) - 1, n - 1, -1):
+            if text[end - n : end] == text[-n:]:
+                alike = [text[end - i] == text[-i] for i in range(1, min(end, 16) + 1)]
+                m = (*alike, False).index(False)
+                return [(x, (m + i) / (m + i + 1.6)) for i, x in enumerate(text[end : end + count])]
+    return []
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies):
+    """Against the slow description, from the laws that the drafter itself saw (ties do not occur).
+
+    With copied branches as well: they share the budget of 9 nodes and are merged where they run along the tree.
+    """
     model = random_model(new_architecture(target, 3, 1, None), target)
-    drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9), target)
+    drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9, ngram=copies, ngram_min=1), target)
     spy = Spy(monkeypatch)
     proposals = []
     propose = drafter.propose
@@ -55,16 +78,32 @@ def test_dynamic_tree_is_eagle_2s(target, monkeypatch):
         return proposal
 
     drafter.propose = note
-    decode(target, drafter, random_prompts(3), tokens=8)
-    checked = 0
+    prompts = random_prompts(3)
+    if copies:  # every token has occurred before
+        prompts = [[*range(VOCAB), *p, *p] for p in prompts]
+    decode(target, drafter, prompts, tokens=14)
+    checked = copied = 0
     for lengths, tokens, proposal, seen in proposals[:3]:
         logits = {tuple(t): x for t, _, x in seen}
         for b, n in enumerate(lengths):
             prefix = tuple(tokens[b, :n].tolist())
-            expected = slow_dynamic_tree(lambda path, p=prefix, x=logits: x[p + path].softmax(0), 4, 3, 9)
-            assert paths_of(proposal, b) == expected
-            checked += 1
-    assert checked == 9
+            branch = slow_copies(prefix, 8, 1) if copies else []
+            law = lambda path, p=prefix, x=logits: x[p + path].softmax(0)  # noqa: E731
+            assert paths_of(proposal, b) == slow_dynamic_tree(law, 4, 3, 9, branch)
+            checked, copied = checked + 1, copied + bool(branch)
+    assert checked == 9 and proposal.size == drafter.max_nodes == 9
+    assert copied == (9 if copies else 0)
+
+
+def test_the_number_of_a_node_does_not_depend_on_the_batch():
+    """Nodes that do not exist come last, wherever they stood among the candidates."""
+    nothing = -math.inf
+    tree = Proposal(torch.tensor([[5, 6, 7, 8]]), Tree(torch.tensor([[-1, 0, 0, 1]])), Kind.DETERMINISTIC)
+    kept = most_confident(tree, torch.tensor([[-0.1, nothing, -0.3, nothing]]), 3)
+    assert kept.tokens[0, :2].tolist() == [5, 7] and kept.valid.tolist() == [[True, True, False]]
+    assert kept.tree.parents[0, :2].tolist() == [-1, 0]
+    kept = most_confident(tree, torch.tensor([[-0.1, -0.1, -3.0, -0.2]]), 3)
+    assert kept.tokens.tolist() == [[5, 6, 8]] and kept.tree.parents.tolist() == [[-1, 0, 1]]
 
 
 def test_equally_good_nodes_keep_their_parents():
@@ -98,7 +137,7 @@ def test_a_copied_branch_is_merged():
         tree = Proposal(tokens, Tree(parents), Kind.DETERMINISTIC, valid=torch.tensor(kept))
         branch = torch.randint(5, (2, 4), generator=g)
         length = torch.tensor([4, 2])
-        grown = with_branch(tree, branch, length, first=8)
+        grown, _ = with_branch(tree, branch, length, first=8)
         assert grown.size == 12
         for b in range(2):
             copies = {tuple(branch[b, : i + 1].tolist()) for i in range(int(length[b]))}

@@ -46,6 +46,21 @@ def test_longest_then_most_recent():
     assert index.lookup(4) == [5, 2, 3]  # now [2, 3] last stood before the 5; the text ends before a fourth
 
 
+def test_how_long_a_match_is():
+    """Beyond the longest indexed size, up to a limit and to the beginning of the text."""
+    index = NgramIndex(range(2, 0, -1))
+    index.extend([1, 2, 3, 4, 5, 9, 2, 3, 4, 5])
+    assert index.match() == (5, 2)
+    assert [index.match(limit) for limit in (3, 4, 5, 99)] == [(5, 3), (5, 4), (5, 4), (5, 4)]
+    index.extend([9])
+    assert index.match(99) == (6, 5)
+    index = NgramIndex(range(2, 0, -1))
+    index.extend([7, 7, 7, 7])
+    assert index.match(99) == (3, 3)  # the earlier sevens begin the text
+    index.extend([8])
+    assert index.match(99) == (5, 0)
+
+
 def test_no_match_no_draft():
     index = NgramIndex(range(3, 0, -1))
     assert index.lookup(4) == []

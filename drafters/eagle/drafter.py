@@ -16,7 +16,7 @@ from drafters.eagle.growth import Forward, Growth, Memory, eager, try_out
 from drafters.eagle.laws import Laws
 from drafters.eagle.model import EagleModel
 from drafters.eagle.shape import built_in_paths, chain_paths, levels_of
-from drafters.eagle.trees import FixedShape, dynamic_tree, fixed_tree, with_branch
+from drafters.eagle.trees import Copies, FixedShape, dynamic_tree, fixed_tree, with_branch
 from drafters.ngram.drafter import NgramIndex
 from specdec.compiled import compiled, try_sizes
 from specdec.drafter import Drafter, Draw
@@ -31,6 +31,8 @@ KINDS = {
     "without_replacement": Kind.WITHOUT_REPLACEMENT,
 }
 NGRAM = 4  # longest match looked for
+LONGEST = 16  # that is told from longer ones
+DOUBT = 1.6  # a copy after n matching words goes on rightly n times in n + 1.6 (measured, LOG.md)
 
 
 class EagleDrafter(Drafter):
@@ -54,16 +56,17 @@ class EagleDrafter(Drafter):
         if config.mode == "dynamic":
             k, below = self.top_k, config.depth - 1  # levels below the first
             self.depth, self.drafted = config.depth, k * below
-            self.tree_nodes = min(self.nodes, k + below * k * k)
+            candidates = k + below * k * k + (config.ngram_gamma if config.copies else 0)
+            self.max_nodes = self.tree_nodes = min(self.nodes, candidates)
             widest = min(k, self.nodes)
         else:
             levels = levels_of(self._paths())
             self.shape = FixedShape(levels, target.device)
             self.depth, self.drafted = len(levels), self.shape.drafted
             self.tree_nodes = sum(level.size for level in levels)
+            self.max_nodes = self.tree_nodes + (config.ngram_gamma if config.copies else 0)
             widest = max(level.size for level in levels)
         self.is_chain = widest == 1 and not config.copies
-        self.max_nodes = self.tree_nodes + (config.ngram_gamma if config.copies else 0)
         self.indices: list[NgramIndex] = []
         self._compiled: Forward | None = None
         self._ready: set[int] = set()  # batch sizes that have been compiled for
@@ -103,13 +106,16 @@ class EagleDrafter(Drafter):
             return Proposal.empty(sequences.batch, sequences.ids.device)
         kind = Kind.COUPLED if draw.coupled and self.kind is not Kind.DETERMINISTIC else self.kind
         growth = Growth(self.memory, self.root, sequences, self.drafted)
+        copies = self._copies(depth) if self.indices else None
         if self.shape is None:
             room = sequences.room - 1
-            proposal = dynamic_tree(growth, self.laws, levels, self.top_k, self.tree_nodes, room)
+            proposal = dynamic_tree(growth, self.laws, levels, self.top_k, self.tree_nodes, room, copies)
         else:
             proposal = fixed_tree(growth, self.laws, self.shape, levels, kind, draw)
+            if copies is not None:
+                proposal, _ = with_branch(proposal, copies.tokens, copies.length, self.tree_nodes)
         growth.close()
-        return self._with_copies(proposal, depth) if self.indices else proposal
+        return proposal
 
     def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:
         self._catch_up(sequences)
@@ -141,16 +147,21 @@ class EagleDrafter(Drafter):
         self.root = self.memory.read(tokens, self.unread, self.count, self.longest)
         self.unread, self.count = [], None
 
-    def _with_copies(self, proposal: Proposal, depth: int) -> Proposal:
-        """With what followed the last words the last time they occurred, as one more branch."""
-        copies = [index.lookup(min(self.config.ngram_gamma, depth)) for index in self.indices]
-        width = max(map(len, copies))
+    def _copies(self, depth: int) -> Copies | None:
+        """What followed the last words the last time they occurred, if any row's occurred before."""
+        found, matched = [], []
+        for index in self.indices:
+            at, size = index.match(LONGEST)
+            found.append(index.text[at : at + min(self.config.ngram_gamma, depth)])
+            matched.append(size)
+        width = max(map(len, found))
         if width == 0:
-            return proposal
-        device = proposal.tokens.device
-        branch = torch.tensor([c + [0] * (width - len(c)) for c in copies], device=device)
-        length = torch.tensor([len(c) for c in copies], device=device)
-        return with_branch(proposal, branch, length, self.tree_nodes)
+            return None
+        device = self.root.device
+        tokens = torch.tensor([c + [0] * (width - len(c)) for c in found], device=device)
+        size = torch.tensor(matched, device=device)[:, None] + self.memory.slots[:width]
+        confidence = (size / (size + DOUBT)).log().cumsum(1)
+        return Copies(tokens, torch.tensor([len(c) for c in found], device=device), confidence)
 
     def _paths(self) -> list[tuple[int, ...]]:
         config = self.config

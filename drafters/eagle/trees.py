@@ -16,16 +16,38 @@ from specdec.proposal import Kind, Proposal
 from specdec.tree import Tree
 
 
-def dynamic_tree(growth: Growth, laws: Laws, depth: int, top_k: int, nodes: int, room: Tensor) -> Proposal:
+@dataclass(frozen=True)
+class Copies:
+    """What followed the last words the last time they occurred, row by row.
+
+    Arguments:
+        tokens: `[B, γ]` int64. length: `[B]` how many of them a row has.
+        confidence: `[B, γ]` log probability that all of them up to this one are right.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    confidence: Tensor
+
+
+def dynamic_tree(
+    growth: Growth,
+    laws: Laws,
+    depth: int,
+    top_k: int,
+    nodes: int,
+    room: Tensor,
+    copies: Copies | None = None,
+) -> Proposal:
     """EAGLE-2 (2406.16858, sections 4.1 and 4.2): expand by confidence, then keep the most confident nodes.
 
     A node's score is the product of the draft probabilities down to it. On each level the `top_k` best nodes
-    get `top_k` children each; of all nodes the `nodes` best stay, each with its parent, as no child scores
-    higher. All of it is a function of the context alone.
+    get `top_k` children each; of all nodes the `nodes` best stay. All of it is a function of the context alone.
 
     Arguments:
         depth: levels.
         room: `[B]` no node of a row is deeper, so that its tree is the same whoever shares its batch.
+        copies: one more branch, whose nodes compete with the others by their own confidence.
     """
     tokens, scores, parents = [], [], []
     number, score = None, None  # [B, k] of the nodes to expand; at first the root alone
@@ -45,15 +67,39 @@ def dynamic_tree(growth: Growth, laws: Laws, depth: int, top_k: int, nodes: int,
             growth.grow(x.gather(1, place), place // children)
             number = first + place
         first += x.shape[1]
-    x, score, mother = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
-    # a stable sort puts a parent before a child of equal score; rising numbers put it before its children
-    chosen = score.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
-    at = torch.arange(chosen.shape[1], device=x.device).expand_as(chosen)
-    place = torch.full_like(x, -1).scatter_(1, chosen, at)  # new number of every node
-    mother = mother.gather(1, chosen)
-    mother = torch.where(mother < 0, -1, place.gather(1, mother.clamp(min=0)))
-    x, valid = x.gather(1, chosen), score.gather(1, chosen) > -torch.inf
-    return Proposal(x, Tree(mother), Kind.DETERMINISTIC, valid=valid)
+    score, tree = torch.cat(scores, 1), Tree(torch.cat(parents, 1))
+    grown = Proposal(torch.cat(tokens, 1), tree, Kind.DETERMINISTIC, valid=score > -torch.inf)
+    if copies is not None:
+        length = torch.minimum(copies.length, room)
+        grown, at = with_branch(grown, copies.tokens, length, grown.size)
+        beyond = growth.memory.slots[: at.shape[1]] >= length[:, None]
+        sure = copies.confidence.to(score.dtype).masked_fill(beyond, -torch.inf)
+        score = torch.nn.functional.pad(score, (0, at.shape[1]), value=-torch.inf)
+        score = score.scatter_reduce(1, at, sure, "amax")
+    return most_confident(grown, score, nodes)
+
+
+def most_confident(proposal: Proposal, score: Tensor, count: int) -> Proposal:
+    """The `count` best nodes of each row, each with its parent, as no child scores higher.
+
+    Arguments:
+        score: `[B, N]`, −∞ where there is no node.
+
+    Returns:
+        In the old order, which puts parents before children; nodes that do not exist come last, so that a
+        node's number does not depend on who shares the batch.
+    """
+    size = proposal.size
+    # a stable sort puts a parent before a child of equal score
+    best, chosen = score.sort(dim=1, descending=True, stable=True)
+    chosen = chosen.masked_fill(best == -torch.inf, size)[:, :count].sort(1).values
+    valid = chosen < size
+    number = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
+    number = number.new_full((len(chosen), size + 1), -1).scatter_(1, chosen, number)  # of every old node
+    chosen = chosen.clamp(max=size - 1)
+    mother = torch.atleast_2d(proposal.tree.parents).expand(len(chosen), -1).gather(1, chosen)
+    mother = torch.where(valid & (mother >= 0), number.gather(1, mother.clamp(min=0)), -1)
+    return Proposal(proposal.tokens.gather(1, chosen), Tree(mother), proposal.kind, valid=valid)
 
 
 @dataclass(frozen=True)
@@ -165,12 +211,17 @@ def siblings(
     return torch.cat(tokens, 1), torch.cat(exists, 1)
 
 
-def with_branch(proposal: Proposal, branch: Tensor, length: Tensor, first: int) -> Proposal:
+def with_branch(
+    proposal: Proposal, branch: Tensor, length: Tensor, first: int
+) -> tuple[Proposal, Tensor]:
     """Graft a chain onto a deterministic tree; where it runs along the tree, the tree's nodes are used.
 
     Arguments:
         branch: `[B, γ]` int64. length: `[B]`, how many of them each row has.
         first: number of the first grafted node, at least N: the same in every step, whoever shares the batch.
+
+    Returns:
+        The grown tree, and `[B, γ]` the nodes that the chain runs over.
     """
     tokens, mask = proposal.tokens, proposal.mask
     parents = torch.atleast_2d(proposal.tree.parents).expand_as(tokens)
@@ -178,17 +229,15 @@ def with_branch(proposal: Proposal, branch: Tensor, length: Tensor, first: int) 
         tokens, mask = (torch.nn.functional.pad(t, (0, lacking)) for t in (tokens, mask))
         parents = torch.nn.functional.pad(parents, (0, lacking), value=-1)
     here = torch.full_like(length, -1)  # the node that the branch has come to
-    extra, hangs, there = [], [], []
-    for i in range(branch.shape[1]):
-        x = branch[:, i]
+    hangs, there, at = [], [], []
+    for i, x in enumerate(branch.unbind(1)):
         same = (parents == here[:, None]) & (tokens == x[:, None]) & mask
         found = same.any(1)
-        extra.append(x)
         hangs.append(here)
         there.append((i < length) & ~found)
         here = torch.where(found, same.to(torch.uint8).argmax(1), first + i)
-    grown = torch.cat([parents, torch.stack(hangs, 1)], 1)
+        at.append(here)
+    grown = Tree(torch.cat([parents, torch.stack(hangs, 1)], 1))
     valid = torch.cat([mask, torch.stack(there, 1)], 1)
-    return Proposal(
-        torch.cat([tokens, torch.stack(extra, 1)], 1), Tree(grown), Kind.DETERMINISTIC, valid=valid
-    )
+    tokens = torch.cat([tokens, branch], 1)
+    return Proposal(tokens, grown, Kind.DETERMINISTIC, valid=valid), torch.stack(at, 1)

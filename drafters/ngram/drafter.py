@@ -37,12 +37,26 @@ class NgramIndex:
 
     def lookup(self, count: int) -> list[int]:
         """Up to `count` tokens that followed the most recent occurrence of the longest matching suffix."""
-        text = self.text
+        at, _ = self.match()
+        return self.text[at : at + count]
+
+    def match(self, limit: int = 0) -> tuple[int, int]:
+        """Where the longest matching suffix of an indexed size was followed last, and how long it is.
+
+        Arguments:
+            limit: compare beyond the longest indexed size, up to so many tokens.
+
+        Returns:
+            (position, tokens that match); (length of the text, 0) where nothing matches.
+        """
+        text, end = self.text, len(self.text)
         for n in self.sizes:
-            at = self.following.get(tuple(text[len(text) - n :])) if n <= len(text) else None
+            at = self.following.get(tuple(text[end - n :])) if n <= end else None
             if at is not None:
-                return text[at : at + count]
-        return []
+                while n < min(limit, at) and text[at - n - 1] == text[end - n - 1]:
+                    n += 1
+                return at, n
+        return end, 0
 
 
 class NgramDrafter(Drafter):
