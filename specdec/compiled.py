@@ -2,8 +2,8 @@
 
 A model's layers differ in their weights only, and weights are inputs of the compiled function, so that a few
 seconds of compiling do for all of them. The cache stays outside: writing keys and values and attending to
-them is one operator (`specdec::attend`) which the compiler does not look into. On a CPU the products of a
-decode step are written W·xᵀ, in which order few rows read W up to twice as fast.
+them is one operator (`specdec::attend`) which the compiler does not look into. On a CPU the products are
+those of `specdec.products`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specdec.attention import grouped_attention
 from specdec.cache import SlotCache
 from specdec.errors import OptionError
+from specdec.products import few_rows, turn_and_merge
 
 LARGE = 50_000_000  # parameters; below, compiling takes longer than most runs save
 NO_COMPILER = "torch.compile finds no C++ compiler (g++ or clang++) on this machine"
-FEW = 16  # rows of a head's product; with more, turning the result costs what turning the product saves
 VARIANTS = 32  # of one function: batch 1 or more, tokens 1 or more, each with and without gradients
 _read: list[SlotCache] = []  # the cache of the forward that is running, last
 
@@ -85,23 +84,6 @@ def explained() -> Iterator[None]:
         raise OptionError("engine.compile", "on", remedy) from error
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·Wᵀ + b as W·xᵀ."""
-    rows = x.flatten(0, -2)
-    out = torch.mv(weight, rows[0])[None] if rows.shape[0] == 1 else (weight @ rows.mT).mT
-    out = out.reshape(*x.shape[:-1], -1)
-    return out if bias is None else out + bias
-
-
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `linear`, outside of compiled code: a single row is multiplied twice, which takes half the time."""
-    rows = x.flatten(0, -2)
-    if len(rows) > FEW:
-        return F.linear(x, weight, bias)
-    pair = rows.expand(2, -1) if len(rows) == 1 else rows
-    return linear(pair, weight, bias)[: len(rows)].reshape(*x.shape[:-1], -1).contiguous()
-
-
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`function` through `torch.compile`, with no check of the modules it reads at every call.
 
@@ -129,11 +111,8 @@ def _shapes_only(guards: list[Any]) -> list[bool]:
 def _inductor(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable[..., Any]:
     on_cpu = any(isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() > 1 for x in inputs)
     if on_cpu:
-        for node in graph.graph.nodes:
-            if node.target is F.linear:
-                node.target = linear
-        graph.recompile()
-    return torch._inductor.compile(graph, inputs)  # type: ignore[return-value]
+        turn_and_merge(graph, inputs)
+    return torch._inductor.compile(graph, inputs, options={"size_asserts": False})  # type: ignore[return-value]
 
 
 class CompiledLayers:

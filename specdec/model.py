@@ -20,6 +20,7 @@ from specdec.cache import SlotCache
 from specdec.compat import cache_argument
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
+from specdec.products import lay_together
 from specdec.progress import Progress
 from specdec.tokenization import encode_prompts
 from specdec.tree import Tree
@@ -148,6 +149,7 @@ class Model:
         if self._layers is None:
             head = self.hf.get_output_embeddings()
             self._layers = compiled.CompiledLayers(self.hf.get_decoder().layers, head, self._cache_argument)
+        lay_together(self.hf.get_decoder().layers)
         start = time.perf_counter()
         compiled.try_sizes(self._run_compiled, batch, self._ready)
         self.compile_seconds += time.perf_counter() - start

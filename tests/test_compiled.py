@@ -13,11 +13,12 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import drafters
 from specdec import compiled, verify
-from specdec.compiled import alike, few_rows, linear
+from specdec.compiled import alike
 from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.errors import OptionError
 from specdec.model import Model
+from specdec.products import few_rows, lay_together, linear, turn_and_merge
 from specdec.sampling import Sampling
 from specdec.tree import Tree
 
@@ -131,6 +132,19 @@ def test_a_copy_computes_with_its_own_weights(target):
         torch.testing.assert_close(found, own, atol=0, rtol=0)
 
 
+@needs_compiler
+def test_weights_may_move_between_engines():
+    """Merged products read beyond the first matrix: where weights have moved since, they are laid anew."""
+    model, tree = tiny("float32"), Tree.chain(2, torch.device("cpu"))
+    model.compile(1)
+    for layer in model.hf.get_decoder().layers:
+        for parameter in layer.parameters():
+            parameter.data = parameter.data * 0.5
+    model.compile(1)
+    for own, found in zip(logits(model, False, 1, tree), logits(model, True, 1, tree), strict=True):
+        torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
+
+
 def test_products_of_few_rows():
     """Against float64, within float32's rounding."""
     torch.manual_seed(0)
@@ -142,6 +156,53 @@ def test_products_of_few_rows():
             found = function(x, layer.weight, layer.bias)
             assert found.shape == expected.shape
             torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+class Gated(nn.Module):
+    """Two products of the same rows, one of others."""
+
+    def __init__(self, bias: bool):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(6, 8, bias), nn.Linear(6, 5, bias)
+        self.down_proj = nn.Linear(8, 6, bias)
+
+    def forward(self, x):
+        return self.down_proj(self.gate_proj(x)), self.up_proj(x)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_products_of_the_same_rows_are_one(bias, together):
+    """Where their matrices lie together; results are those of the layers as they were (float32 rounding)."""
+    torch.manual_seed(0)
+    module = Gated(bias)
+    weights = [module.gate_proj.weight, module.up_proj.weight]
+    before, x = [w.clone() for w in weights], torch.randn(2, 3, 6)
+    expected = module(x)
+    if together:
+        lay_together(module)
+        where = [w.data_ptr() for w in weights]
+        assert where[1] == where[0] + 4 * weights[0].numel()
+        lay_together(module)  # nothing left to do
+        assert where == [w.data_ptr() for w in weights]
+    else:  # one behind the other by chance, but not from the beginning of a storage
+        file = torch.cat([torch.zeros(1, 6), *weights]).detach()
+        module.gate_proj.weight.data, module.up_proj.weight.data = file[1:9], file[9:]
+    assert all(torch.equal(w, b) for w, b in zip(weights, before, strict=True))
+    graphs = []
+
+    def backend(graph, inputs):
+        turn_and_merge(graph, inputs)
+        graphs.append(graph)
+        return graph
+
+    found = torch.compile(module, backend=backend, fullgraph=True)(x)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-6, rtol=1e-6)
+    [graph] = graphs
+    assert sum(node.target is linear for node in graph.graph.nodes) == (2 if together else 3)
+    torch.compile(module, backend=backend, fullgraph=True)(x[:1, :1])
+    assert sum(node.target is linear for node in graphs[-1].graph.nodes) == 3  # a single row
 
 
 def test_layers_that_differ_are_not_compiled():

@@ -63,7 +63,7 @@ def slow_copies(text, count: int, fewest: int):
 def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies):
     """Against the slow description, from the laws that the drafter itself saw (ties do not occur).
 
-    With copied branches as well: they share the budget of 9 nodes and are merged where they run along the tree.
+    With copied branches as well: they share the 9 nodes and are merged where they run along the tree.
     """
     model = random_model(new_architecture(target, 3, 1, None), target)
     drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9, ngram=copies, ngram_min=1), target)

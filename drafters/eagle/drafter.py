@@ -21,6 +21,7 @@ from drafters.ngram.drafter import NgramIndex
 from specdec.compiled import compiled, try_sizes
 from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
+from specdec.products import lay_together
 from specdec.proposal import Kind, Proposal
 from specdec.sampling import Sampling
 from specdec.sequences import Sequences
@@ -73,6 +74,7 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def compile(self, batch: int) -> None:
+        lay_together(self.model)
         run = self._compiled = self._compiled or compiled(eager)
         try_sizes(lambda rows: try_out(self.model, run, rows), batch, self._ready)
 

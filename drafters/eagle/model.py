@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from specdec import compiled
+from specdec import products
 from specdec.model import Model
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -74,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.flatten(0, -2)
     if x.device.type != "cpu" or len(rows) > FEW or torch.is_grad_enabled():
         return nn.functional.linear(x, weight, bias)
-    return compiled.linear(x, weight, bias)
+    return products.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):

@@ -42,7 +42,7 @@ def dynamic_tree(
     """EAGLE-2 (2406.16858, sections 4.1 and 4.2): expand by confidence, then keep the most confident nodes.
 
     A node's score is the product of the draft probabilities down to it. On each level the `top_k` best nodes
-    get `top_k` children each; of all nodes the `nodes` best stay. All of it is a function of the context alone.
+    get `top_k` children each; of all nodes the `nodes` best stay. All of it is a function of the context.
 
     Arguments:
         depth: levels.
@@ -211,9 +211,7 @@ def siblings(
     return torch.cat(tokens, 1), torch.cat(exists, 1)
 
 
-def with_branch(
-    proposal: Proposal, branch: Tensor, length: Tensor, first: int
-) -> tuple[Proposal, Tensor]:
+def with_branch(proposal: Proposal, branch: Tensor, length: Tensor, first: int) -> tuple[Proposal, Tensor]:
     """Graft a chain onto a deterministic tree; where it runs along the tree, the tree's nodes are used.
 
     Arguments:

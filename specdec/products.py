@@ -1,0 +1,111 @@
+"""Matrix products of few rows on a CPU: written W·xᵀ, and those that read the same rows taken together.
+
+A decode step multiplies few rows with many matrices, so its time is that of reading them. W·xᵀ reads W up
+to twice as fast as x·Wᵀ, and one product with [W₁; W₂] faster than two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+FEW = 16  # rows of a head's product; with more, turning the result costs what turning the product saves
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # they read the same rows
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x·Wᵀ + b as W·xᵀ."""
+    rows = x.flatten(0, -2)
+    out = torch.mv(weight, rows[0])[None] if rows.shape[0] == 1 else (weight @ rows.mT).mT
+    out = out.reshape(*x.shape[:-1], -1)
+    return out if bias is None else out + bias
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `linear`, outside of compiled code: a single row is multiplied twice, which takes half the time."""
+    rows = x.flatten(0, -2)
+    if len(rows) > FEW:
+        return F.linear(x, weight, bias)
+    pair = rows.expand(2, -1) if len(rows) == 1 else rows
+    return linear(pair, weight, bias)[: len(rows)].reshape(*x.shape[:-1], -1).contiguous()
+
+
+@torch.no_grad()
+def lay_together(module: nn.Module) -> None:
+    """Lay the matrices of `TOGETHER` below `module` one behind the other in memory; values do not change."""
+    for parent in module.modules():
+        for names in TOGETHER:
+            children = [getattr(parent, name, None) for name in names]
+            if not all(isinstance(child, nn.Linear) for child in children):
+                continue
+            weights = [child.weight for child in children]  # type: ignore[union-attr]
+            if not _are_together(weights) and _could_be_together(weights):
+                rows = torch.cat(weights).split([len(w) for w in weights])
+                for weight, own in zip(weights, rows, strict=True):
+                    weight.data = own
+
+
+def turn_and_merge(graph: GraphModule, inputs: Sequence[Any]) -> None:
+    """Write all linear layers of a graph as `linear`, and those of one x whose matrices lie together as one.
+
+    A single row is left alone: the compiler itself puts its products into the loops around them.
+
+    Arguments:
+        inputs: one value for each of the graph's placeholders.
+    """
+    nodes = graph.graph.nodes
+    values = dict(zip((n for n in nodes if n.op == "placeholder"), inputs, strict=True))
+    of_same_rows = defaultdict(list)
+    for node in nodes:
+        if node.target is F.linear:
+            node.target = linear
+            of_same_rows[node.args[0]].append(node)
+    for x, same in of_same_rows.items():
+        weights = [w for w in (values.get(node.args[1]) for node in same) if isinstance(w, Tensor)]
+        several = any(size != 1 for size in x.meta["example_value"].shape[:-1])
+        if 1 < len(weights) == len(same) and several and _are_together(weights):
+            _merge(graph, same, weights)
+    graph.recompile()
+
+
+def _merge(graph: GraphModule, products: list[Node], weights: list[Tensor]) -> None:
+    x, weight = products[0].args[:2]
+    sizes = [len(w) for w in weights]
+    with graph.graph.inserting_before(products[0]):
+        call = graph.graph.call_function
+        size, stride = (sum(sizes), weights[0].shape[1]), weights[0].stride()
+        whole = call(torch.as_strided, (weight, size, stride, 0))
+        parts = call(torch.split, (call(linear, (x, whole)), sizes, -1))
+    for i, node in enumerate(products):
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        with graph.graph.inserting_before(node):
+            part = graph.graph.call_function(_part, (parts, i, bias))
+        node.replace_all_uses_with(part)
+        graph.graph.erase_node(node)
+
+
+def _part(parts: tuple[Tensor, ...], i: int, bias: Tensor | None) -> Tensor:
+    return parts[i] if bias is None else parts[i] + bias
+
+
+def _could_be_together(weights: Sequence[Tensor]) -> bool:
+    on_cpu = all(w.device.type == "cpu" for w in weights)
+    return on_cpu and len({(w.dtype, w.shape[1]) for w in weights}) == 1
+
+
+def _are_together(weights: Sequence[Tensor]) -> bool:
+    """Whether these are all rows of one matrix that begins its storage, as in all layers of one graph."""
+    first, at = weights[0], 0
+    storage = first.untyped_storage().data_ptr()
+    for w in weights:
+        alike = w.dtype == first.dtype and w.is_contiguous() and w.shape[1] == first.shape[1]
+        if not alike or w.untyped_storage().data_ptr() != storage or w.storage_offset() != at:
+            return False
+        at += w.numel()
+    return True
