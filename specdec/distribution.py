@@ -9,6 +9,8 @@ from torch import Tensor
 
 from specdec.sampling import Sampling
 
+BLOCKS = (256, 128, 64)
+
 
 @dataclass(frozen=True)
 class Prefix:
@@ -48,14 +50,15 @@ def distribution(
     Returns:
         `[B, T, V]` probabilities, float32 (float64 if the logits are); NaN where no token is left to draw.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if sampling.needs_prefix:
         assert prefix is not None, "these sampling parameters need the prefix"
-        logits = _penalise(logits, sampling, prefix, eos_token_ids)
+        logits = _penalise(logits.to(dtype), sampling, prefix, eos_token_ids)
     if sampling.greedy:
-        best, token = logits.max(-1, keepdim=True)
-        one = torch.ones_like(best).masked_fill_(~best.isfinite(), torch.nan)
-        return torch.zeros_like(logits).scatter_(-1, token, one)
+        best, token = _first_best(logits)
+        one = torch.ones_like(best, dtype=dtype).masked_fill_(~best.isfinite(), torch.nan)
+        return torch.zeros(logits.shape, dtype=dtype, device=logits.device).scatter_(-1, token, one)
+    logits = logits.to(dtype)
     if sampling.temperature != 1:
         temperature = max(sampling.temperature, torch.finfo(logits.dtype).tiny)
         logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the best at 0: nothing overflows
@@ -69,6 +72,22 @@ def distribution(
         probs = torch.where(probs < sampling.min_p * probs.amax(-1, keepdim=True), 0.0, probs)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def _first_best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number of the last dimension (NaN if there is one) and where it stands first, `[..., 1]`.
+
+    On a CPU largest numbers are found many times as fast as their places, and whatever the strides: so first
+    those of blocks.
+    """
+    size = next((n for n in BLOCKS if logits.shape[-1] % n == 0), None)
+    if size is None or logits.device.type != "cpu":
+        return logits.max(-1, keepdim=True)
+    blocks = logits.unflatten(-1, (-1, size))
+    block = blocks.amax(-1).argmax(-1, keepdim=True)
+    inside = blocks.take_along_dim(block[..., None], -2)[..., 0, :]
+    place = inside.argmax(-1, keepdim=True)
+    return inside.gather(-1, place), block * size + place
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:

@@ -128,6 +128,29 @@ def test_greedy_is_the_one_hot_of_the_first_best_token():
     assert distribution(logits, Sampling()).tolist() == [[[0.0, 1.0, 0.0, 0.0]]]
 
 
+@pytest.mark.parametrize("vocab", [50, 192, 640, 1024])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_first_best_token_of_many(vocab, dtype, turned):
+    """Whole blocks or not, rows one after another in memory or side by side, with many ties."""
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randint(-3, 3, (2, 5, vocab), generator=g).to(dtype)
+    logits[0, 0] = -torch.inf
+    logits[0, 0, vocab - 1] = -1e30  # the last token alone is possible
+    logits[0, 1, vocab // 2] = torch.nan
+    logits[1, 2] = -torch.inf
+    given = logits.transpose(1, 2).contiguous().transpose(1, 2) if turned else logits
+    p = distribution(given, Sampling())
+    for b in range(2):
+        for t in range(5):
+            row = logits[b, t].tolist()
+            if (b, t) in ((0, 1), (1, 2)):
+                assert p[b, t].isnan().any()
+            else:
+                assert p[b, t].nonzero()[:, 0].tolist() == [row.index(max(row))]
+                assert float(p[b, t].sum()) == 1.0
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-40, 1e-300])
 def test_temperature_to_zero_is_greedy(temperature):
     logits = torch.tensor([[[30.0, -4.0, 31.0, 5.0]]])

@@ -23,7 +23,8 @@ class Config:
     siblings: str = "top_k"  # top_k (nothing drawn) | with_replacement | without_replacement (static, chain)
     depth: int = 3  # tokens from the root to the deepest node
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
-    nodes: int | None = None  # nodes to verify; null = what task=speed_model found best here, else 15
+    # to verify, in dynamic trees copied ones included; null = what task=speed_model found best here, else 15
+    nodes: int | None = None
     tree: list[list[int]] = field(
         default_factory=list
     )  # static: paths of ranks, e.g. [[0],[1],[0,0]]; [] = built in
