@@ -59,8 +59,10 @@ class SlotCache(Cache):
             first = self.lengths[:, None] + 1
             goal = first + torch.arange(path.shape[1], device=path.device)  # [B, D]
             source = torch.where(path >= 0, first + path, goal)  # what is not accepted stays where it is
-            for layer in self.slot_layers:
-                layer.move(self.rows, source, goal)
+            # on a GPU moving nothing is cheaper than waiting to hear that there is nothing to move
+            if source.device.type != "cpu" or not torch.equal(source, goal):
+                for layer in self.slot_layers:
+                    layer.move(self.rows, source, goal)
         self.lengths = self.lengths + 1 + accepted
 
     def settle(self, longest: int) -> None:

@@ -137,7 +137,7 @@ def test_a_copied_branch_is_merged():
         tree = Proposal(tokens, Tree(parents), Kind.DETERMINISTIC, valid=torch.tensor(kept))
         branch = torch.randint(5, (2, 4), generator=g)
         length = torch.tensor([4, 2])
-        grown, _ = with_branch(tree, branch, length, first=8)
+        grown, _ = with_branch(tree, branch, length, first=8, levels=tree.tree.max_depth)
         assert grown.size == 12
         for b in range(2):
             copies = {tuple(branch[b, : i + 1].tolist()) for i in range(int(length[b]))}

@@ -115,7 +115,7 @@ class EagleDrafter(Drafter):
         else:
             proposal = fixed_tree(growth, self.laws, self.shape, levels, kind, draw)
             if copies is not None:
-                proposal, _ = with_branch(proposal, copies.tokens, copies.length, self.tree_nodes)
+                proposal, _ = with_branch(proposal, copies.tokens, copies.length, self.tree_nodes, levels)
         growth.close()
         return proposal
 

@@ -71,7 +71,7 @@ def dynamic_tree(
     grown = Proposal(torch.cat(tokens, 1), tree, Kind.DETERMINISTIC, valid=score > -torch.inf)
     if copies is not None:
         length = torch.minimum(copies.length, room)
-        grown, at = with_branch(grown, copies.tokens, length, grown.size)
+        grown, at = with_branch(grown, copies.tokens, length, grown.size, depth)
         beyond = growth.memory.slots[: at.shape[1]] >= length[:, None]
         sure = copies.confidence.to(score.dtype).masked_fill(beyond, -torch.inf)
         score = torch.nn.functional.pad(score, (0, at.shape[1]), value=-torch.inf)
@@ -211,12 +211,15 @@ def siblings(
     return torch.cat(tokens, 1), torch.cat(exists, 1)
 
 
-def with_branch(proposal: Proposal, branch: Tensor, length: Tensor, first: int) -> tuple[Proposal, Tensor]:
+def with_branch(
+    proposal: Proposal, branch: Tensor, length: Tensor, first: int, levels: int
+) -> tuple[Proposal, Tensor]:
     """Graft a chain onto a deterministic tree; where it runs along the tree, the tree's nodes are used.
 
     Arguments:
         branch: `[B, γ]` int64. length: `[B]`, how many of them each row has.
         first: number of the first grafted node, at least N: the same in every step, whoever shares the batch.
+        levels: depth of the tree.
 
     Returns:
         The grown tree, and `[B, γ]` the nodes that the chain runs over.
@@ -226,16 +229,19 @@ def with_branch(proposal: Proposal, branch: Tensor, length: Tensor, first: int) 
     if lacking := first - proposal.size:
         tokens, mask = (torch.nn.functional.pad(t, (0, lacking)) for t in (tokens, mask))
         parents = torch.nn.functional.pad(parents, (0, lacking), value=-1)
-    here = torch.full_like(length, -1)  # the node that the branch has come to
-    hangs, there, at = [], [], []
-    for i, x in enumerate(branch.unbind(1)):
-        same = (parents == here[:, None]) & (tokens == x[:, None]) & mask
-        found = same.any(1)
-        hangs.append(here)
-        there.append((i < length) & ~found)
-        here = torch.where(found, same.to(torch.uint8).argmax(1), first + i)
-        at.append(here)
-    grown = Tree(torch.cat([parents, torch.stack(hangs, 1)], 1))
-    valid = torch.cat([mask, torch.stack(there, 1)], 1)
-    tokens = torch.cat([tokens, branch], 1)
-    return Proposal(tokens, grown, Kind.DETERMINISTIC, valid=valid), torch.stack(at, 1)
+    step = torch.arange(branch.shape[1], device=branch.device)
+    at = (first + step).repeat(len(branch), 1)  # the nodes of the chain, if all of them are new
+    above = torch.full_like(branch[:, :1], -1)
+    for i in range(min(levels, branch.shape[1])):
+        same = (parents == above) & (tokens == branch[:, i : i + 1]) & mask
+        found, node = same.max(1)
+        above = at[:, i : i + 1] = torch.where(found, node, at[:, i])[:, None]
+    hangs = torch.nn.functional.pad(at[:, :-1], (1, 0), value=-1)
+    new = (step < length[:, None]) & (at == first + step)
+    grown = Proposal(
+        torch.cat([tokens, branch], 1),
+        Tree(torch.cat([parents, hangs], 1)),
+        Kind.DETERMINISTIC,
+        valid=torch.cat([mask, new], 1),
+    )
+    return grown, at
