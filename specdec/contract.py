@@ -71,6 +71,8 @@ def check_proposal(
             rows = mask[:, node]
             if not rows.any():
                 continue
+            if kind is Kind.COUPLED and node not in recorder.drawn:
+                continue  # ranked by the target's noise: no rule that takes it can be biased by it
             demand(node in recorder.drawn, f"node {node} was not drawn from the engine's random source")
             q, token = recorder.drawn[node]
             demand(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.model import Output
 from specdec.proposal import Kind, Proposal
-from specdec.rng import Draws, Purpose
+from specdec.rng import Draws, PhiloxDraws, Purpose
 from specdec.sampling import Sampling
 from specdec.sequences import Sequences
 
@@ -33,6 +33,11 @@ class Draw:
         return (
             self.draws.race(q, depth - 1) if self.coupled else self.draws.categorical(q, Purpose.DRAFT, node)
         )
+
+    def noise(self, vocab: int, depth: int, device: torch.device) -> Tensor:
+        """E `[B, V]` ~ Exp(1) on which the target's token of depth `depth` will win, with `coupled`."""
+        assert self.coupled and isinstance(self.draws, PhiloxDraws)
+        return self.draws.noise(vocab, depth - 1, device)
 
 
 class Drafter(ABC):

@@ -10,9 +10,12 @@ So `specdec.exactness.enumeration` can replace chance by a walk over every branc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +23,8 @@ _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _FEW = 48  # up to this many numbers, Python integers beat tensor operations
+_FEW_ROWS = 16  # up to this many rows' noise for the race is made one by one and kept for later steps …
+_KEPT = 64  # … so much of it
 
 
 class Purpose(IntEnum):
@@ -36,7 +41,7 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[An
     """Philox-4x32-10.
 
     Arguments:
-        counter: four 32-bit words, each a Python integer or an int64 tensor (broadcast against each other).
+        counter: four 32-bit words, each a Python integer, an int64 tensor or a uint64 array, that broadcast.
         key: two 32-bit words.
 
     Returns:
@@ -124,20 +129,30 @@ class PhiloxSource:
 
     def __init__(self, seed: int):
         self.key = (seed & _MASK32, (seed >> 32) & _MASK32)
+        self._row_noise = lru_cache(_KEPT)(
+            partial(_row_noise, self.key)
+        )  # of positions seen from several steps
 
     def at(self, sequence: Tensor, position: Tensor) -> PhiloxDraws:
         """Draws for rows `sequence` `[B]` whose block starts at absolute `position` `[B]` (both below 2^32).
 
         A step emits at least one token, so (sequence, position) never repeats and no number is used twice.
         """
-        return PhiloxDraws(self.key, sequence, position)
+        return PhiloxDraws(self.key, sequence, position, self._row_noise)
 
 
 class PhiloxDraws:
     """`Draws` by Philox: one uniform per decision."""
 
-    def __init__(self, key: tuple[int, int], sequence: Tensor, position: Tensor):
+    def __init__(
+        self,
+        key: tuple[int, int],
+        sequence: Tensor,
+        position: Tensor,
+        row_noise: Callable[[int, int, int], Tensor] | None = None,
+    ):
         self.key, self.sequence, self.position = key, sequence, position
+        self._row_noise = row_noise or partial(_row_noise, key)
         self._pairs: list[tuple[int, int]] | None = None  # (position, sequence) of each row, on the host
         self._noise: dict[tuple[int, int], Tensor] = {}  # of `race`, which drafter and rule both ask for
 
@@ -167,28 +182,43 @@ class PhiloxDraws:
         return inverse_cdf(probs, u.view(probs.shape[:-1]))
 
     def race(self, probs: Tensor, depth: int) -> Tensor:
-        vocab = probs.shape[-1]
-        if (depth, vocab) not in self._noise:
-            self._noise[depth, vocab] = self._exponential(depth, vocab, probs.device)
-        noise = self._noise[depth, vocab]
+        noise = self.noise(probs.shape[-1], depth, probs.device)
         noise = noise if probs.dim() == 2 else noise[:, None]
         return (noise / probs.double()).masked_fill_(probs <= 0, torch.inf).argmin(-1)
+
+    def noise(self, vocab: int, depth: int, device: torch.device) -> Tensor:
+        """E `[B, V]` ~ Exp(1), float64: what is raced on at absolute position + `depth`."""
+        if (depth, vocab) not in self._noise:
+            if len(self.sequence) <= _FEW_ROWS and device.type == "cpu":
+                rows = [self._row_noise(who, at + depth, vocab) for at, who in self._host_pairs()]
+                self._noise[depth, vocab] = torch.stack(rows)
+            else:
+                position, sequence = (x[:, None].to(device) for x in (self.position + depth, self.sequence))
+                lane = torch.arange((vocab + 1) // 2, device=device)
+                why = torch.full_like(sequence, int(Purpose.RACE))
+                self._noise[depth, vocab] = _exponential((lane, position, sequence, why), self.key, vocab)
+        return self._noise[depth, vocab]
 
     def select(self, rows: Tensor) -> PhiloxDraws:
         rows = rows.to(self.sequence.device)
         if len(rows) == len(self.sequence) and torch.equal(rows, torch.arange(len(rows), device=rows.device)):
             return self
-        return PhiloxDraws(self.key, self.sequence[rows], self.position[rows])
-
-    def _exponential(self, depth: int, vocab: int, device: torch.device) -> Tensor:
-        """`[B, V]` float64 Exp(1) noise of absolute position + `depth`."""
-        lane = torch.arange((vocab + 1) // 2, device=device)[None]  # a Philox block gives two uniforms
-        position, sequence = (self.position + depth)[:, None].to(device), self.sequence[:, None].to(device)
-        words = philox((lane, position, sequence, torch.full_like(sequence, int(Purpose.RACE))), self.key)
-        pairs = torch.stack((_to_unit(words[0], words[1]), _to_unit(words[2], words[3])), -1)
-        return pairs.flatten(1)[:, :vocab].neg().log1p_().neg_()  # u < 1, so it is finite
+        return PhiloxDraws(self.key, self.sequence[rows], self.position[rows], self._row_noise)
 
     def _host_pairs(self) -> list[tuple[int, int]]:
         if self._pairs is None:
             self._pairs = list(zip(self.position.tolist(), self.sequence.tolist(), strict=True))
         return self._pairs
+
+
+def _row_noise(key: tuple[int, int], sequence: int, position: int, vocab: int) -> Tensor:
+    """`[V]`: the race's noise of one row; NumPy's integers are faster than torch's on a CPU."""
+    lane = np.arange((vocab + 1) // 2, dtype=np.uint64)
+    return _exponential((lane, position, sequence, int(Purpose.RACE)), key, vocab)
+
+
+def _exponential(counter: tuple[Any, Any, Any, Any], key: tuple[int, int], vocab: int) -> Tensor:
+    """`[..., V]` float64 ~ Exp(1); a Philox block gives two of them."""
+    words = philox(counter, key)
+    pairs = [torch.as_tensor(_to_unit(words[i], words[i + 1])) for i in (0, 2)]
+    return torch.stack(pairs, -1).flatten(-2)[..., :vocab].neg().log1p_().neg_()  # u < 1, so it is finite

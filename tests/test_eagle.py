@@ -22,11 +22,12 @@ from drafters.eagle.drafter import EagleDrafter
 from drafters.eagle.laws import Laws
 from drafters.eagle.model import default_feature_layers, linear, new_architecture
 from specdec.config import EngineConfig
+from specdec.distribution import distribution
 from specdec.drafter import Draw
 from specdec.engine import Engine
 from specdec.exactness.engine_law import output_law
 from specdec.model import Model
-from specdec.proposal import Proposal
+from specdec.proposal import Kind, Proposal
 from specdec.rng import PhiloxSource
 from specdec.sampling import Sampling
 from specdec.verify import build as build_rule
@@ -332,11 +333,49 @@ def test_a_sequence_is_the_same_whoever_shares_its_batch(tiny64, sampling, rule)
     """Ragged rows at once and some one by one; the contract is checked on the way."""
     prompts = random_prompts(64 if rule == "recursive" and sampling != "T=0" else 8, vocab=256)
     for name, drafter in cases(tiny64).items():
-        if name == "static with replacement":  # a part of others
-            continue
+        if name == "static with replacement" or (drafter.kind is Kind.COUPLED and rule != "gumbel"):
+            continue  # a part of others; refused
         together, _ = decode(tiny64, drafter, prompts, rule, SAMPLINGS[sampling], 6, check_contract=True)
         alone, _ = decode(tiny64, drafter, prompts[:3], rule, SAMPLINGS[sampling], 6, batch=1)
         assert together[:3] == alone, name
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_coupled_tree_changes_no_token(tiny64, plain64, sampling):
+    """Ranked by the target's own noise, its output is that without a drafter, greedy and sampled."""
+    drafter = cases(tiny64)["dynamic coupled"]
+    prompts = [p + p for p in random_prompts(40, vocab=256)]
+    found, _ = decode(tiny64, drafter, prompts, "gumbel", SAMPLINGS[sampling], 8, check_contract=True)
+    assert found == decode(tiny64, None, prompts, "gumbel", SAMPLINGS[sampling], 8)[0]
+    if sampling == "T=0":
+        options = {"tokens": 8, "ignore_eos": True}
+        found, _ = decode(tiny64, drafter, prompts[:4], "gumbel", **options)
+        assert found == [greedy(plain64, p, 8) for p in prompts[:4]]
+
+
+def test_a_perfect_law_finds_the_winner_at_once(tiny64, monkeypatch):
+    """If q is p the likeliest winner is the winner: with one child per node every drafted token is accepted.
+
+    Ranked by probability alone about Σ p² of them would be, which here is below a tenth.
+    """
+    model = random_model(new_architecture(tiny64, 3, 1, None), tiny64)
+
+    def of_the_target(laws, growth, sampling):
+        prefix = growth.prefix()
+        rows = [tokens[tokens >= 0] for tokens in prefix.tokens.flatten(0, 1)]
+        logits = torch.stack([tiny64.hf(input_ids=r[None], use_cache=False).logits[0, -1] for r in rows])
+        return distribution(logits.view(*prefix.length.shape, -1), sampling), None
+
+    monkeypatch.setattr(Laws, "_law", of_the_target)
+    shares = {}
+    for siblings in ("coupled", "top_k"):
+        config = Config(depth=3, top_k=1, nodes=3, siblings=siblings, ngram=False)
+        drafter = EagleDrafter(model, config, tiny64)
+        sampling = Sampling(temperature=1.0)
+        _, ledger = decode(tiny64, drafter, random_prompts(3, vocab=256), "gumbel", sampling, ignore_eos=True)
+        rows = [r for r in ledger.rows if not r.prefill]
+        shares[siblings] = sum(r.accepted for r in rows) / sum(r.depth for r in rows)
+    assert shares["coupled"] == 1.0 and shares["top_k"] < 0.1
 
 
 def test_the_draft_follows_the_penalties(tiny64):

@@ -17,6 +17,7 @@ from drafters.eagle.trees import dynamic_tree, most_confident, with_branch
 from specdec.errors import OptionError
 from specdec.model import Model
 from specdec.proposal import Kind, Proposal
+from specdec.sampling import Sampling
 from specdec.tree import Tree
 
 
@@ -95,6 +96,42 @@ def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies):
     assert copied == (9 if copies else 0)
 
 
+def test_a_coupled_tree_is_ranked_by_the_targets_noise(target, monkeypatch):
+    """EAGLE-2's description once more, each token's chance being q/E over the sum, E that of its position."""
+    model = random_model(new_architecture(target, 3, 1, 30), target)
+    drafter = EagleDrafter(model, Config(depth=3, top_k=3, nodes=9, siblings="coupled", ngram=False), target)
+    spy = Spy(monkeypatch)
+    proposals = []
+    propose = drafter.propose
+
+    def note(sequences, draw, depth):
+        before = len(spy.seen)
+        noise = [draw.draws.noise(VOCAB, d, model.fc.weight.device) for d in range(3)]
+        proposal = propose(sequences, draw, depth)
+        where = sequences.lengths.tolist(), sequences.tokens.clone()
+        proposals.append((*where, noise, proposal, spy.seen[before:]))
+        return proposal
+
+    drafter.propose = note
+    decode(target, drafter, random_prompts(3), "gumbel", Sampling(temperature=0.8), tokens=14)
+    checked = 0
+    for lengths, tokens, noise, proposal, seen in proposals[:3]:
+        logits = {tuple(t): x for t, _, x in seen}
+        assert proposal.kind is Kind.COUPLED
+        for b, n in enumerate(lengths):
+            prefix = tuple(tokens[b, :n].tolist())
+
+            def law(path, b=b, prefix=prefix, logits=logits, noise=noise):
+                q = torch.zeros(VOCAB, dtype=torch.float64)
+                q[model.draft_ids] = (logits[prefix + path] / 0.8).softmax(0).double()
+                raced = q / noise[len(path)][b]
+                return raced / raced.sum()
+
+            assert paths_of(proposal, b) == slow_dynamic_tree(law, 3, 3, 9)
+            checked += 1
+    assert checked == 9
+
+
 def test_the_number_of_a_node_does_not_depend_on_the_batch():
     """Nodes that do not exist come last, wherever they stood among the candidates."""
     nothing = -math.inf
@@ -121,7 +158,7 @@ def test_equally_good_nodes_keep_their_parents():
             self.states = torch.zeros(1, tokens.shape[1], 1)
 
     for nodes in range(1, 6):
-        proposal = dynamic_tree(NoGrowth(), Certain(), 3, 2, nodes, torch.tensor([9]))
+        proposal = dynamic_tree(NoGrowth(), Certain().best, 3, 2, nodes, torch.tensor([9]))
         assert paths_of(proposal, 0) == set([(0,), (0, 0), (0, 0, 0)][:nodes])
 
 
@@ -173,6 +210,7 @@ def test_levels():
     ("options", "message"),
     [
         ({"siblings": "with_replacement"}, "drafter.siblings=with_replacement: would be biased"),
+        ({"mode": "static", "siblings": "coupled"}, "drafter.siblings=coupled: is for drafter.mode=dynamic"),
         ({"mode": "tree"}, "drafter.mode=tree: choices: dynamic, static, chain"),
         ({"tree": [[0]]}, "is for drafter.mode=static"),
         ({"mode": "static", "tree": [[0, 0]]}, r"has no parent \[0\]"),

@@ -87,10 +87,8 @@ def test_race_noise_is_keyed_by_absolute_position():
     probs = torch.rand(1, 5000)
     early = PhiloxSource(3).at(torch.tensor([2]), torch.tensor([10]))
     late = PhiloxSource(3).at(torch.tensor([2]), torch.tensor([13]))
-    assert torch.equal(early._exponential(3, 5000, probs.device), late._exponential(0, 5000, probs.device))
-    assert not torch.equal(
-        early._exponential(0, 5000, probs.device), late._exponential(0, 5000, probs.device)
-    )
+    assert torch.equal(early.noise(5000, 3, probs.device), late.noise(5000, 0, probs.device))
+    assert not torch.equal(early.noise(5000, 0, probs.device), late.noise(5000, 0, probs.device))
     assert early.race(probs, 3) == late.race(probs, 0)
 
 

@@ -14,6 +14,7 @@ OPTIONS = {
     "static with replacement": {"mode": "static", "tree": TREE, "siblings": "with_replacement"},
     "static without replacement": {"mode": "static", "tree": TREE, "siblings": "without_replacement"},
     "dynamic": {"ngram": False},
+    "dynamic coupled": {"siblings": "coupled", "nodes": 4, "ngram_gamma": 2, "ngram_min": 1},
     "dynamic with copies": {"nodes": 4, "ngram_gamma": 2, "ngram_min": 1},
 }
 

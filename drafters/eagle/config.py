@@ -7,7 +7,7 @@ from specdec.config import at_least, suggest
 from specdec.errors import OptionError
 
 MODES = ("dynamic", "static", "chain")
-SIBLINGS = ("top_k", "with_replacement", "without_replacement")
+SIBLINGS = ("top_k", "coupled", "with_replacement", "without_replacement")
 WEIGHTS = ("pretrained", "random")
 
 
@@ -20,7 +20,8 @@ class Config:
     revision: str | None = None
     weights: str = "pretrained"  # pretrained | random (for timing and tests)
     mode: str = "dynamic"  # dynamic (EAGLE-2) | static (one shape for all contexts) | chain
-    siblings: str = "top_k"  # top_k (nothing drawn) | with_replacement | without_replacement (static, chain)
+    # top_k (nothing drawn) | coupled (dynamic) | with_replacement | without_replacement (static, chain)
+    siblings: str = "top_k"
     depth: int = 3  # tokens from the root to the deepest node
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
     # to verify, in dynamic trees copied ones included; null = what task=speed_model found best here, else 15
@@ -62,12 +63,15 @@ class Config:
         at_least(
             "drafter", self, depth=1, top_k=1, nodes=1, ngram_gamma=1, ngram_min=1, layers=1, draft_vocab=1
         )
-        if self.siblings != "top_k" and self.mode == "dynamic":
+        if self.siblings not in ("top_k", "coupled") and self.mode == "dynamic":
             remedy = (
                 "would be biased: a dynamic tree drops tokens after drawing them; use drafter.mode=static."
             )
             raise OptionError("drafter.siblings", self.siblings, remedy)
-        if self.siblings != "top_k" and self.ngram:
+        if self.siblings == "coupled" and self.mode != "dynamic":
+            remedy = "is for drafter.mode=dynamic; drawn siblings are coupled by verify=gumbel itself."
+            raise OptionError("drafter.siblings", self.siblings, remedy)
+        if self.siblings not in ("top_k", "coupled") and self.ngram:
             raise OptionError(
                 "drafter.ngram", True, "a copied branch is not drawn; use drafter.siblings=top_k."
             )

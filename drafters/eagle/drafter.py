@@ -6,6 +6,9 @@ again with the target's true features, in the one forward that the next draft ne
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -30,6 +33,7 @@ KINDS = {
     "top_k": Kind.DETERMINISTIC,
     "with_replacement": Kind.WITH_REPLACEMENT,
     "without_replacement": Kind.WITHOUT_REPLACEMENT,
+    "coupled": Kind.COUPLED,
 }
 NGRAM = 4  # longest match looked for
 LONGEST = 16  # that is told from longer ones
@@ -111,7 +115,11 @@ class EagleDrafter(Drafter):
         copies = self._copies(depth) if self.indices else None
         if self.shape is None:
             room = sequences.room - 1
-            proposal = dynamic_tree(growth, self.laws, levels, self.top_k, self.tree_nodes, room, copies)
+            best = self.laws.best
+            if kind is Kind.COUPLED:
+                best = partial(self.laws.likely_winners, draw=draw)
+            proposal = dynamic_tree(growth, best, levels, self.top_k, self.tree_nodes, room, copies)
+            proposal = replace(proposal, kind=kind)
         else:
             proposal = fixed_tree(growth, self.laws, self.shape, levels, kind, draw)
             if copies is not None:

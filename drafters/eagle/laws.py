@@ -10,7 +10,10 @@ from torch import Tensor
 from drafters.eagle.growth import Growth
 from drafters.eagle.model import EagleModel
 from specdec.distribution import distribution
+from specdec.drafter import Draw
 from specdec.sampling import Sampling
+
+TINY = torch.finfo(torch.float32).tiny
 
 
 class Laws:
@@ -38,9 +41,20 @@ class Laws:
         Returns:
             tokens `[B, P, k]` int64 and their probabilities `[B, P, k]`, falling; k is `count` at most.
         """
+        return _best(*self._law(growth, self.ranking), count)
+
+    def likely_winners(self, growth: Growth, count: int, draw: Draw) -> tuple[Tensor, Tensor]:
+        """The children most likely to be the target's own draw, whose noise is known; returns as `best`.
+
+        The target will emit argmin E/p. With this E, and q as good a guess of p as EAGLE's is, token x wins
+        with a chance of about (q_x/E_x) / Σ (q/E): measured, it is well calibrated (LOG.md).
+        """
         probs, ids = self._law(growth, self.ranking)
-        top = probs.topk(min(count, probs.shape[-1]), -1)
-        return (top.indices if ids is None else ids[top.indices]), top.values
+        if not self.sampling.greedy:
+            noise = draw.noise(self.vocab_size, growth.depth + 1, probs.device)[:, None]
+            probs = probs / (noise if ids is None else noise[..., ids]).clamp(min=TINY)
+            probs = probs / probs.sum(-1, keepdim=True)
+        return _best(probs, ids, count)
 
     def full(self, growth: Growth) -> Tensor:
         """q `[B, P, V]` after each node of the last level; one-hot where no token is left to draw."""
@@ -62,3 +76,8 @@ class Laws:
         certain = torch.zeros_like(probs)
         certain[..., 0] = 1.0
         return torch.where(probs.isnan().any(-1, keepdim=True), certain, probs), None
+
+
+def _best(probs: Tensor, ids: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    top = probs.topk(min(count, probs.shape[-1]), -1)
+    return (top.indices if ids is None else ids[top.indices]), top.values

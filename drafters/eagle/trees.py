@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class Copies:
 
 def dynamic_tree(
     growth: Growth,
-    laws: Laws,
+    best: Callable[[Growth, int], tuple[Tensor, Tensor]],
     depth: int,
     top_k: int,
     nodes: int,
@@ -41,10 +41,11 @@ def dynamic_tree(
 ) -> Proposal:
     """EAGLE-2 (2406.16858, sections 4.1 and 4.2): expand by confidence, then keep the most confident nodes.
 
-    A node's score is the product of the draft probabilities down to it. On each level the `top_k` best nodes
-    get `top_k` children each; of all nodes the `nodes` best stay. All of it is a function of the context.
+    A node's score is the product of the chances down to it, in EAGLE-2 the draft's probabilities. On each
+    level the `top_k` best nodes get `top_k` children each; of all nodes the `nodes` best stay.
 
     Arguments:
+        best: given k, the k best children of each node of the last level and their chances (see `Laws`).
         depth: levels.
         room: `[B]` no node of a row is deeper, so that its tree is the same whoever shares its batch.
         copies: one more branch, whose nodes compete with the others by their own confidence.
@@ -53,7 +54,7 @@ def dynamic_tree(
     number, score = None, None  # [B, k] of the nodes to expand; at first the root alone
     first = 0
     for level in range(depth):
-        x, probability = laws.best(growth, top_k)  # [B, P, k]
+        x, probability = best(growth, top_k)  # [B, P, k]
         children = x.shape[2]
         gain = probability.log()
         gain = gain if score is None else score[..., None] + gain
