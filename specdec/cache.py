@@ -19,12 +19,14 @@ class SlotCache(Cache):
         layers: number of layers.
         batch: B.
         capacity: slots per row.
+        alike: whether all layers' keys and values have one shape and device; then they are moved together.
     """
 
-    def __init__(self, layers: int, batch: int, capacity: int, device: torch.device):
+    def __init__(self, layers: int, batch: int, capacity: int, device: torch.device, alike: bool = True):
         self.slot_layers = [_SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))
-        self.capacity = capacity
+        self.capacity, self.alike = capacity, alike
+        self.blocks: list[_Block] = []
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.longest = 0  # max(lengths), known on the host
         self.aligned = True  # all lengths equal, so that a slice can be written instead of a scatter
@@ -61,8 +63,8 @@ class SlotCache(Cache):
             source = torch.where(path >= 0, first + path, goal)  # what is not accepted stays where it is
             # on a GPU moving nothing is cheaper than waiting to hear that there is nothing to move
             if source.device.type != "cpu" or not torch.equal(source, goal):
-                for layer in self.slot_layers:
-                    layer.move(self.rows, source, goal)
+                for block in self.blocks:
+                    block.move(self.rows, source, goal)
         self.lengths = self.lengths + 1 + accepted
 
     def settle(self, longest: int) -> None:
@@ -73,9 +75,40 @@ class SlotCache(Cache):
     def select(self, rows: Tensor) -> None:
         """Keep only some rows (int64 indices); those that stay where they are, are not copied."""
         goal = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
-        for layer in self.slot_layers:
-            layer.select(len(rows), rows[goal], goal)
+        for block in self.blocks:
+            block.select(len(rows), rows[goal], goal)
         self.lengths, self.rows = self.lengths[rows], self.rows[: len(rows)]
+
+    def make_room(self, layer: _SlotLayer, keys: Tensor, values: Tensor) -> None:
+        """Buffers for a layer, whose first keys and values these are: its own, or those of all layers."""
+        layers = self.slot_layers if self.alike else [layer]
+        self.blocks.append(_Block(layers, keys, values, self.capacity))
+
+
+class _Block:
+    """Keys and values of some layers, each `[L, B, H_kv, capacity, D]`."""
+
+    def __init__(self, layers: list[_SlotLayer], keys: Tensor, values: Tensor, capacity: int):
+        self.layers = layers
+        self.buffers = [x.new_zeros(len(layers), *x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
+        self._hand_out()
+
+    def move(self, rows: Tensor, source: Tensor, goal: Tensor) -> None:
+        """Copy slots `source` to `goal`, both `[B, D]`."""
+        for buffer in self.buffers:
+            at, here, there = (x.to(buffer.device) for x in (rows, source, goal))
+            buffer[:, at, :, there] = buffer[:, at, :, here]
+
+    def select(self, count: int, source: Tensor, goal: Tensor) -> None:
+        """Copy rows `source` to `goal`, then keep the first `count`."""
+        for buffer in self.buffers:
+            buffer[:, goal.to(buffer.device)] = buffer[:, source.to(buffer.device)]
+        self.buffers = [buffer[:, :count] for buffer in self.buffers]
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for layer, keys, values in zip(self.layers, *self.buffers, strict=True):
+            layer.keys, layer.values, layer.is_initialized = keys, values, True
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -90,11 +123,7 @@ class _SlotLayer(CacheLayerMixin):
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        batch, heads, _, _ = key_states.shape
-        capacity = self._cache.capacity
-        self.keys = key_states.new_zeros(batch, heads, capacity, key_states.shape[-1])
-        self.values = value_states.new_zeros(batch, heads, capacity, value_states.shape[-1])
-        self.is_initialized = True
+        self._cache.make_room(self, key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Write `[B, H_kv, T, D]` at each row's next slots; return the slots in use."""
@@ -109,20 +138,6 @@ class _SlotLayer(CacheLayerMixin):
             self.keys[rows, :, slots] = key_states.transpose(1, 2)
             self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :used], self.values[:, :, :used]
-
-    def move(self, rows: Tensor, source: Tensor, goal: Tensor) -> None:
-        """Copy slots `source` to `goal`, both `[B, D]`."""
-        rows, source, goal = (x.to(self.keys.device) for x in (rows, source, goal))
-        for buffer in (self.keys, self.values):
-            buffer[rows, :, goal] = buffer[rows, :, source]
-
-    def select(self, count: int, source: Tensor, goal: Tensor) -> None:
-        """Copy rows `source` to `goal`, then keep the first `count`."""
-        if self.is_initialized:
-            source, goal = source.to(self.keys.device), goal.to(self.keys.device)
-            for buffer in (self.keys, self.values):
-                buffer[goal] = buffer[source]
-            self.keys, self.values = self.keys[:count], self.values[:count]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.used, 0

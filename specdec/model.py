@@ -92,6 +92,8 @@ class Model:
         ):
             self._window = None
         self._mixed_masks = self._window is not None and "full_attention" in layer_types
+        forms = {tuple((p.shape, p.device) for p in layer.parameters()) for layer in hf.get_decoder().layers}
+        self._layers_alike = len(forms) == 1  # as their keys and values are
         self.compiled = False  # whether forwards run compiled; may be set once `compile` has been called
         self._layers: compiled.CompiledLayers | None = None
         self._ready: set[int] = set()  # batch sizes whose forwards have been compiled
@@ -176,7 +178,7 @@ class Model:
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
         """An empty cache; a forward of T tokens needs T free slots per row."""
-        return SlotCache(self.config.num_hidden_layers, batch, capacity, self.device)
+        return SlotCache(self.config.num_hidden_layers, batch, capacity, self.device, self._layers_alike)
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, chunk: int = 512) -> Output:

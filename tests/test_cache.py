@@ -40,11 +40,11 @@ def runs(draw):
     return batch, steps
 
 
-@given(runs())
+@given(runs(), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_any_run_keeps_exactly_the_accepted_paths(run):
+def test_any_run_keeps_exactly_the_accepted_paths(run, alike):
     batch, steps = run
-    cache = SlotCache(LAYERS, batch, CAPACITY, torch.device("cpu"))
+    cache = SlotCache(LAYERS, batch, CAPACITY, torch.device("cpu"), alike)
     kept: list[list[int]] = [[] for _ in range(batch)]
     fresh = iter(range(10_000))
     for shapes, shared, nodes, keep in steps:
