@@ -50,11 +50,13 @@ class Laws:
         with a chance of about (q_x/E_x) / Σ (q/E): measured, it is well calibrated (LOG.md).
         """
         probs, ids = self._law(growth, self.ranking)
-        if not self.sampling.greedy:
-            noise = draw.noise(self.vocab_size, growth.depth + 1, probs.device)[:, None]
-            probs = probs / (noise if ids is None else noise[..., ids]).clamp(min=TINY)
-            probs = probs / probs.sum(-1, keepdim=True)
-        return _best(probs, ids, count)
+        if self.sampling.greedy:
+            return _best(probs, ids, count)
+        noise = draw.noise(self.vocab_size, growth.depth + 1, probs.device)[:, None]
+        noise = noise if ids is None else noise[..., ids]
+        odds = probs / noise.to(probs.dtype).clamp(min=TINY)
+        tokens, best = _best(odds, ids, count)
+        return tokens, best / odds.sum(-1, keepdim=True)
 
     def full(self, growth: Growth) -> Tensor:
         """q `[B, P, V]` after each node of the last level; one-hot where no token is left to draw."""
@@ -78,6 +80,6 @@ class Laws:
         return torch.where(probs.isnan().any(-1, keepdim=True), certain, probs), None
 
 
-def _best(probs: Tensor, ids: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    top = probs.topk(min(count, probs.shape[-1]), -1)
+def _best(weights: Tensor, ids: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    top = weights.topk(min(count, weights.shape[-1]), -1)
     return (top.indices if ids is None else ids[top.indices]), top.values

@@ -88,6 +88,11 @@ class Rule(ABC):
         kind = Kind(kind)
         if self.coupled and kind is not Kind.DETERMINISTIC:
             kind = Kind.COUPLED
+        if kind is Kind.COUPLED and not self.coupled:
+            remedy = (
+                f"has no noise in common with drafter={drafter}, whose proposals are coupled to the target's"
+            )
+            raise OptionError("verify", self.name, f"{remedy}; use verify=gumbel.")
         if not is_chain and not self.trees:
             remedy = f"takes chains, but drafter={drafter} proposes trees; use verify=recursive."
             raise OptionError("verify", self.name, remedy)
