@@ -129,9 +129,8 @@ class PhiloxSource:
 
     def __init__(self, seed: int):
         self.key = (seed & _MASK32, (seed >> 32) & _MASK32)
-        self._row_noise = lru_cache(_KEPT)(
-            partial(_row_noise, self.key)
-        )  # of positions seen from several steps
+        # several steps look at one position
+        self._row_noise = lru_cache(_KEPT)(partial(_row_noise, self.key))
 
     def at(self, sequence: Tensor, position: Tensor) -> PhiloxDraws:
         """Draws for rows `sequence` `[B]` whose block starts at absolute `position` `[B]` (both below 2^32).
