@@ -39,6 +39,8 @@ def tree_attention(
     if attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, **kwargs)
     if torch.compiler.is_compiling() and hasattr(module, "slot_layer"):  # see specdec.compiled
+        # products turned round leave rows that attention would not take on its fast path
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         attend = torch.ops.specdec.attend
         return attend(query, key, value, attention_mask, module.slot_layer, scaling), None
     return grouped_attention(query, key, value, attention_mask, scaling), None

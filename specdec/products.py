@@ -29,11 +29,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `linear`, outside of compiled code: a single row is multiplied twice, which takes half the time."""
-    rows = x.flatten(0, -2)
+    rows = x.flatten(0, -2)  # of three dimensions and not contiguous, `F.linear` would copy W for each row
     if len(rows) > FEW:
-        return F.linear(x, weight, bias)
-    pair = rows.expand(2, -1) if len(rows) == 1 else rows
-    return linear(pair, weight, bias)[: len(rows)].reshape(*x.shape[:-1], -1).contiguous()
+        out = F.linear(rows, weight, bias)
+    else:
+        pair = rows.expand(2, -1) if len(rows) == 1 else rows
+        out = linear(pair, weight, bias)[: len(rows)].contiguous()
+    return out.view(*x.shape[:-1], -1)
 
 
 @torch.no_grad()

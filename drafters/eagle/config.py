@@ -22,7 +22,9 @@ class Config:
     mode: str = "dynamic"  # dynamic (EAGLE-2) | static (one shape for all contexts) | chain
     # top_k (nothing drawn) | coupled (dynamic) | with_replacement | without_replacement (static, chain)
     siblings: str = "top_k"
-    depth: int = 3  # tokens from the root to the deepest node
+    depth: int = 4  # tokens from the root to the deepest node
+    # dynamic: a row gets no further level that will be of use with a smaller chance; 0 = always all levels
+    stop_below: float = 0.3
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
     # to verify, in dynamic trees copied ones included; null = what task=speed_model found best here, else 15
     nodes: int | None = None
@@ -63,6 +65,8 @@ class Config:
         at_least(
             "drafter", self, depth=1, top_k=1, nodes=1, ngram_gamma=1, ngram_min=1, layers=1, draft_vocab=1
         )
+        if not 0 <= self.stop_below <= 1:
+            raise OptionError("drafter.stop_below", self.stop_below, "is a chance, from 0 to 1.")
         if self.siblings not in ("top_k", "coupled") and self.mode == "dynamic":
             remedy = (
                 "would be biased: a dynamic tree drops tokens after drawing them; use drafter.mode=static."

@@ -121,7 +121,9 @@ class EagleDrafter(Drafter):
             best = self.laws.best
             if kind is Kind.COUPLED:
                 best = partial(self.laws.likely_winners, draw=draw)
-            proposal = dynamic_tree(growth, best, levels, self.top_k, self.tree_nodes, room, copies)
+            proposal = dynamic_tree(
+                growth, best, levels, self.top_k, self.tree_nodes, room, copies, self.config.stop_below
+            )
             proposal = replace(proposal, kind=kind)
         else:
             proposal = fixed_tree(growth, self.laws, self.shape, levels, kind, draw)

@@ -29,6 +29,12 @@ class Copies:
     length: Tensor
     confidence: Tensor
 
+    def wrong_by(self, depth: int) -> Tensor:
+        """`[B]`: the chance that not all of the first `depth` tokens are there and right."""
+        if depth > self.tokens.shape[1]:
+            return torch.ones_like(self.confidence[:, 0])
+        return torch.where(self.length < depth, 1.0, -self.confidence[:, depth - 1].expm1())
+
 
 def dynamic_tree(
     growth: Growth,
@@ -38,19 +44,24 @@ def dynamic_tree(
     nodes: int,
     room: Tensor,
     copies: Copies | None = None,
+    stop_below: float = 0.0,
 ) -> Proposal:
     """EAGLE-2 (2406.16858, sections 4.1 and 4.2): expand by confidence, then keep the most confident nodes.
 
     A node's score is the product of the chances down to it, in EAGLE-2 the draft's probabilities. On each
-    level the `top_k` best nodes get `top_k` children each; of all nodes the `nodes` best stay.
+    level the `top_k` best nodes get `top_k` children each; of all nodes the `nodes` best stay. What EAGLE-2
+    has not: a row gets no further level that is unlikely to be of use.
 
     Arguments:
         best: given k, the k best children of each node of the last level and their chances (see `Laws`).
         depth: levels.
         room: `[B]` no node of a row is deeper, so that its tree is the same whoever shares its batch.
         copies: one more branch, whose nodes compete with the others by their own confidence.
+        stop_below: the least chance, for another level, that the text goes on through the nodes it would
+            expand and that the copied branch is wrong by then.
     """
     tokens, scores, parents = [], [], []
+    going = room > 0  # [B] rows that get another level
     number, score = None, None  # [B, k] of the nodes to expand; at first the root alone
     first = 0
     for level in range(depth):
@@ -62,11 +73,16 @@ def dynamic_tree(
         x, gain, mother = x.flatten(1), gain.flatten(1), mother.flatten(1)
         tokens.append(x)
         parents.append(mother)
-        scores.append(gain.masked_fill((level >= room)[:, None], -torch.inf))
-        if level + 1 < depth:
-            score, place = gain.topk(min(top_k, gain.shape[1]), -1)
-            growth.grow(x.gather(1, place), place // children)
-            number = first + place
+        scores.append(gain.masked_fill(~going[:, None], -torch.inf))
+        if level + 1 == depth:
+            break
+        score, place = gain.topk(min(top_k, gain.shape[1]), -1)
+        of_use = score.exp().sum(1) * (1 if copies is None else copies.wrong_by(level + 2))
+        going = going & (level + 1 < room) & (of_use >= stop_below)
+        if going.device.type == "cpu" and not going.any():  # elsewhere the answer takes longer than a level
+            break
+        growth.grow(x.gather(1, place), place // children)
+        number = first + place
         first += x.shape[1]
     score, tree = torch.cat(scores, 1), Tree(torch.cat(parents, 1))
     grown = Proposal(torch.cat(tokens, 1), tree, Kind.DETERMINISTIC, valid=score > -torch.inf)
