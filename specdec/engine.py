@@ -67,6 +67,9 @@ class Engine:
         self.compiled = mode == "on" or (mode == "auto" and target.gains_by_compiling)
         self.compiled = self.compiled and self._compile(target)
         self.drafts_compiled = self.compiled and self._compile(self.drafter)
+        on_cpu = target.device.type == "cpu"
+        if self.compiled and on_cpu and rule.coupled and isinstance(self.source, PhiloxSource):
+            self.source.compile(target.vocab_size)
 
     def _compile(self, part: Model | Drafter) -> bool:
         """Compile the target or the drafter; whether it will run compiled.

@@ -438,6 +438,7 @@ def test_both_ways_to_multiply_agree(rows):
 def test_drafting_waits_for_nothing_and_takes_few_operators(target, monkeypatch):
     """Depth 4, 24 nodes, one layer: no operator that makes a GPU wait, and a bounded number of kernels."""
     monkeypatch.setattr("drafters.eagle.model.FEW", 0)  # as on a GPU
+    monkeypatch.setattr("drafters.eagle.trees.ANSWERS_AT_ONCE", ())
     model = random_model(new_architecture(target, 3, 1, 30), target)
     drafter = EagleDrafter(model, Config(depth=4, top_k=8, nodes=24), target)
     counts = []

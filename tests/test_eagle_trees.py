@@ -26,15 +26,21 @@ def target():
     return Model(build_hf(TARGETS["llama"]), name="llama")
 
 
-def slow_dynamic_tree(law, depth: int, top_k: int, nodes: int, copied=()) -> set[tuple[int, ...]]:
+def slow_dynamic_tree(
+    law, depth: int, top_k: int, nodes: int, copied=(), stop_below=0.0
+) -> set[tuple[int, ...]]:
     """EAGLE-2 by its description; `law(path)` is the draft's law of what follows.
 
-    `copied`: the tokens of one more branch, each with its probability given the ones before.
+    `copied`: the tokens of one more branch, each with its probability given the ones before. Another level
+    must be of use with a chance of `stop_below`: the text goes on through its parents, the branch is wrong.
     """
     best = lambda scored: sorted(scored, key=lambda path: -scored[path])  # noqa: E731
     scored: dict[tuple[int, ...], float] = {}
     level = {(): 0.0}
-    for _ in range(depth):
+    for d in range(1, depth + 1):
+        copy_wrong = 1 - math.prod(p for _, p in copied[:d]) if d <= len(copied) else 1.0
+        if d > 1 and sum(map(math.exp, level.values())) * copy_wrong < stop_below:
+            break
         candidates = {}
         for path, score in level.items():
             probability, token = law(path).topk(top_k)
@@ -60,14 +66,17 @@ def slow_copies(text, count: int, fewest: int):
     return []
 
 
+@pytest.mark.parametrize("stop_below", [0.0, 0.1])
 @pytest.mark.parametrize("copies", [False, True])
-def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies):
+def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies, stop_below):
     """Against the slow description, from the laws that the drafter itself saw (ties do not occur).
 
-    With copied branches as well: they share the 9 nodes and are merged where they run along the tree.
+    With copied branches as well: they share the 9 nodes and are merged where they run along the tree; and
+    where levels are left out: some rows stop while others of their batch go on.
     """
     model = random_model(new_architecture(target, 3, 1, None), target)
-    drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9, ngram=copies, ngram_min=1), target)
+    options = {"ngram": copies, "ngram_min": 1, "stop_below": stop_below}
+    drafter = EagleDrafter(model, Config(depth=4, top_k=3, nodes=9, **options), target)
     spy = Spy(monkeypatch)
     proposals = []
     propose = drafter.propose
@@ -83,23 +92,30 @@ def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies):
     if copies:  # every token has occurred before
         prompts = [[*range(VOCAB), *p, *p] for p in prompts]
     decode(target, drafter, prompts, tokens=14)
-    checked = copied = 0
+    checked, copied, levels = 0, 0, set()
     for lengths, tokens, proposal, seen in proposals[:3]:
         logits = {tuple(t): x for t, _, x in seen}
         for b, n in enumerate(lengths):
             prefix = tuple(tokens[b, :n].tolist())
             branch = slow_copies(prefix, 8, 1) if copies else []
-            law = lambda path, p=prefix, x=logits: x[p + path].softmax(0)  # noqa: E731
-            assert paths_of(proposal, b) == slow_dynamic_tree(law, 4, 3, 9, branch)
+            expanded = set()
+
+            def law(path, prefix=prefix, logits=logits, expanded=expanded):
+                expanded.add(len(path))
+                return logits[prefix + path].softmax(0)
+
+            assert paths_of(proposal, b) == slow_dynamic_tree(law, 4, 3, 9, branch, stop_below)
+            levels.add(len(expanded))
             checked, copied = checked + 1, copied + bool(branch)
-    assert checked == 9 and proposal.size == drafter.max_nodes == 9
+    assert checked == 9 and proposal.size <= drafter.max_nodes == 9
     assert copied == (9 if copies else 0)
+    assert len(levels) > 1 if stop_below else levels == {4}
 
 
 def test_a_coupled_tree_is_ranked_by_the_targets_noise(target, monkeypatch):
     """EAGLE-2's description once more, each token's chance being q/E over the sum, E that of its position."""
     model = random_model(new_architecture(target, 3, 1, 30), target)
-    drafter = EagleDrafter(model, Config(depth=3, top_k=3, nodes=9, siblings="coupled", ngram=False), target)
+    drafter = EagleDrafter(model, Config(depth=3, top_k=3, nodes=9, siblings="coupled", ngram=False, stop_below=0), target)
     spy = Spy(monkeypatch)
     proposals = []
     propose = drafter.propose

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from specdec.rng import PhiloxDraws, PhiloxSource, Purpose, _first_possible, inverse_cdf, philox
+from specdec.rng import (
+    PhiloxDraws,
+    PhiloxSource,
+    Purpose,
+    _compiled_row_noise,
+    _first_possible,
+    inverse_cdf,
+    philox,
+)
 
 ALMOST_ONE = 1.0 - 2.0**-53
 
@@ -90,6 +100,28 @@ def test_race_noise_is_keyed_by_absolute_position():
     assert torch.equal(early.noise(5000, 3, probs.device), late.noise(5000, 0, probs.device))
     assert not torch.equal(early.noise(5000, 0, probs.device), late.noise(5000, 0, probs.device))
     assert early.race(probs, 3) == late.race(probs, 0)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
+def test_compiled_noise_is_the_same_noise():
+    """Bit for bit, at the ends of every counter and key as well (products overflow there)."""
+    last = 2**32 - 1
+    for seed in (0, 12345678901234567, 2**64 - 1):
+        source, plain = PhiloxSource(seed), PhiloxSource(seed)
+        source.compile(1001)
+        assert source._row_noise.__wrapped__.func is _compiled_row_noise
+        for sequence, position in ((0, 0), (7, 2**31), (last, last), (1, 2)):
+            where = torch.tensor([sequence]), torch.tensor([position])
+            expected = plain.at(*where).noise(1001, 0, torch.device("cpu"))
+            assert torch.equal(source.at(*where).noise(1001, 0, torch.device("cpu")), expected)
+
+
+def test_compiled_noise_that_differs_is_not_used(monkeypatch):
+    monkeypatch.setattr("specdec.rng._compiled_row_noise", lambda key, who, at, vocab: torch.ones(vocab))
+    source, where = PhiloxSource(1), (torch.tensor([3]), torch.tensor([4]))
+    source.compile(100)
+    expected = PhiloxSource(1).at(*where).noise(100, 0, torch.device("cpu"))
+    assert torch.equal(source.at(*where).noise(100, 0, torch.device("cpu")), expected)
 
 
 def test_uniforms_look_uniform_and_independent():
