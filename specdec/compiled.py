@@ -9,7 +9,6 @@ those of `specdec.products`.
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from specdec.attention import grouped_attention
 from specdec.cache import SlotCache
-from specdec.errors import OptionError
+from specdec.errors import compiling
 from specdec.products import few_rows, turn_and_merge
 
 LARGE = 50_000_000  # parameters; below, compiling takes longer than most runs save
@@ -66,22 +65,9 @@ def try_sizes(run: Callable[[int], None], batch: int, tried: set[int]) -> None:
         OptionError: compiling failed.
     """
     for rows in sorted({1, min(batch, 2)} - tried):
-        with explained():
+        with compiling():
             run(rows)
         tried.add(rows)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """What goes wrong while compiling becomes an error of the option; the compiler's warnings are its own."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except Exception as error:
-        reason = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
-        remedy = f"torch.compile: {reason}; use engine.compile=off."
-        raise OptionError("engine.compile", "on", remedy) from error
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -65,20 +65,21 @@ class Engine:
         self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
         mode = self.config.compile
         self.compiled = mode == "on" or (mode == "auto" and target.gains_by_compiling)
-        self.compiled = self.compiled and self._compile(target)
-        self.drafts_compiled = self.compiled and self._compile(self.drafter)
+        batch = self.config.batch_size
+        self.compiled = self.compiled and self._compile(target, batch)
+        self.drafts_compiled = self.compiled and self._compile(self.drafter, batch)
         on_cpu = target.device.type == "cpu"
         if self.compiled and on_cpu and rule.coupled and isinstance(self.source, PhiloxSource):
-            self.source.compile(target.vocab_size)
+            self._compile(self.source, target.vocab_size)
 
-    def _compile(self, part: Model | Drafter) -> bool:
-        """Compile the target or the drafter; whether it will run compiled.
+    def _compile(self, part: Model | Drafter | PhiloxSource, size: int) -> bool:
+        """Compile a part for batches of up to `size` rows, the noise for `size` tokens; whether it runs so.
 
         Raises:
             OptionError: `compile="on"`, and it cannot.
         """
         try:
-            part.compile(self.config.batch_size)
+            part.compile(size)
         except OptionError as error:
             if self.config.compile == "on":
                 raise

@@ -1,5 +1,9 @@
 """Errors a user can act on: each names the option, the value it was given and the remedy."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SpecdecError(Exception):
     """Base of all errors that `run.py` prints as one line instead of a traceback."""
@@ -37,3 +41,16 @@ class ContractViolation(SpecdecError):
 
 class CheckFailed(SpecdecError):
     """A check ran to its end and its verdict is no: exit status 1, not an error of the user."""
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """What goes wrong in this block becomes an error of `engine.compile`; warnings are the compiler's own."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        reason = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
+        remedy = f"torch.compile: {reason}; use engine.compile=off."
+        raise OptionError("engine.compile", "on", remedy) from error

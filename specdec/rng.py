@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.errors import compiling
+
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -127,15 +129,23 @@ class PhiloxSource:
         seed: any non-negative integer below 2^64.
     """
 
+    name = "noise of verify=gumbel"
+
     def __init__(self, seed: int):
         self.key = (seed & _MASK32, (seed >> 32) & _MASK32)
         # several steps look at one position
         self._row_noise = lru_cache(_KEPT)(partial(_row_noise, self.key))
 
     def compile(self, vocab: int) -> None:
-        """Make the noise of single rows in compiled code: the same numbers (that is checked), much faster."""
+        """Make the noise of single rows in compiled code, much faster, if it is the same bit by bit.
+
+        Raises:
+            OptionError: it cannot be compiled.
+        """
         compiled = partial(_compiled_row_noise, self.key)
-        if torch.equal(compiled(1, 2, vocab), _row_noise(self.key, 1, 2, vocab)):
+        with compiling():
+            same = torch.equal(compiled(1, 2, vocab), _row_noise(self.key, 1, 2, vocab))
+        if same:
             self._row_noise = lru_cache(_KEPT)(compiled)
 
     def at(self, sequence: Tensor, position: Tensor) -> PhiloxDraws:

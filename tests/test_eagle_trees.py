@@ -115,7 +115,8 @@ def test_dynamic_tree_is_eagle_2s(target, monkeypatch, copies, stop_below):
 def test_a_coupled_tree_is_ranked_by_the_targets_noise(target, monkeypatch):
     """EAGLE-2's description once more, each token's chance being q/E over the sum, E that of its position."""
     model = random_model(new_architecture(target, 3, 1, 30), target)
-    drafter = EagleDrafter(model, Config(depth=3, top_k=3, nodes=9, siblings="coupled", ngram=False, stop_below=0), target)
+    options = {"siblings": "coupled", "ngram": False, "stop_below": 0.0}
+    drafter = EagleDrafter(model, Config(depth=3, top_k=3, nodes=9, **options), target)
     spy = Spy(monkeypatch)
     proposals = []
     propose = drafter.propose
