@@ -6,6 +6,8 @@ to twice as fast as x·Wᵀ, and one product with [W₁; W₂] faster than two.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-FEW = 16  # rows of a head's product; with more, turning the result costs what turning the product saves
+FEW = 16  # rows of a large head's product; with more, turning the result costs what turning the product saves
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # they read the same rows
 
 
@@ -27,10 +29,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `linear`, outside of compiled code: a single row is multiplied twice, which takes half the time."""
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, few: int = FEW) -> Tensor:
+    """x·Wᵀ + b outside of compiled code: as `linear` for up to `few` rows, the only row multiplied twice.
+
+    A product of two rows takes half the time of one of one row.
+    """
     rows = x.flatten(0, -2)  # of three dimensions and not contiguous, `F.linear` would copy W for each row
-    if len(rows) > FEW:
+    if len(rows) > few:
         out = F.linear(rows, weight, bias)
     else:
         pair = rows.expand(2, -1) if len(rows) == 1 else rows
@@ -41,6 +46,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @torch.no_grad()
 def lay_together(module: nn.Module) -> None:
     """Lay the matrices of `TOGETHER` below `module` one behind the other in memory; values do not change."""
+    moved = False
     for parent in module.modules():
         for names in TOGETHER:
             children = [getattr(parent, name, None) for name in names]
@@ -51,6 +57,9 @@ def lay_together(module: nn.Module) -> None:
                 rows = torch.cat(weights).split([len(w) for w in weights])
                 for weight, own in zip(weights, rows, strict=True):
                     weight.data = own
+                moved = True
+    if moved:
+        _return_freed_memory()
 
 
 def turn_and_merge(graph: GraphModule, inputs: Sequence[Any]) -> None:
@@ -94,6 +103,12 @@ def _merge(graph: GraphModule, products: list[Node], weights: list[Tensor]) -> N
 
 def _part(parts: tuple[Tensor, ...], i: int, bias: Tensor | None) -> Tensor:
     return parts[i] if bias is None else parts[i] + bias
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps the places of the old matrices, half the model's size, unless it is asked."""
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def _could_be_together(weights: Sequence[Tensor]) -> bool:

@@ -139,6 +139,24 @@ def test_confidence_stops_a_row_after_its_first_unsure_token():
     assert len(lengths) > 1 and engine.ledger.decode_rows
 
 
+def test_confidence_of_greedy_drafts_is_that_at_temperature_1():
+    """Its own law knows certainties only: lengths are those that the model's softmax, read afresh, asks for."""
+    record: list = []
+    threshold, hf = 0.02, plain(STRANGER)
+    drafter = watched(SmallDrafter, record)(tiny(**STRANGER), 260, 5, threshold)
+    run(tiny("float64"), drafter, Sampling())
+    lengths = set()
+    for texts, proposal in record:
+        for b, text in enumerate(texts):
+            length = int(proposal.mask[b].sum())
+            drafted = proposal.tokens[b, :length].tolist()
+            laws = [next_logits(hf, [*text, *drafted[:i]]).softmax(-1) for i in range(length)]
+            sure = [float(law[x]) >= threshold for law, x in zip(laws, drafted, strict=True)]
+            assert all(sure[:-1]) and (length == proposal.size or not sure[-1])
+            lengths.add(length)
+    assert len(lengths) > 1
+
+
 def test_confidence_is_off_by_default():
     record: list = []
     drafter = watched(SmallDrafter, record)(tiny(**STRANGER), 260, 3)

@@ -69,12 +69,10 @@ class Architecture:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·Wᵀ + b; for the few rows of a draft a CPU reads W up to twice as fast in W·xᵀ."""
-    if torch.compiler.is_compiling():  # which writes it so by itself
+    # compiled code is written so by itself
+    if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nn.functional.linear(x, weight, bias)
-    rows = x.flatten(0, -2)
-    if x.device.type != "cpu" or len(rows) > FEW or torch.is_grad_enabled():
-        return nn.functional.linear(x, weight, bias)
-    return products.linear(x, weight, bias)
+    return products.few_rows(x, weight, bias, FEW)
 
 
 class Linear(nn.Linear):

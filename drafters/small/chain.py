@@ -22,7 +22,8 @@ class SmallDrafter(Drafter):
         model: shares the target's token ids; its vocabulary may be padded differently.
         vocab_size: the target's V, to which q is cut or padded.
         gamma: draft length.
-        confidence: a row stops drafting after a token whose draft probability is below this (0 = never).
+        confidence: a row stops drafting after a token whose draft probability (greedily: that at temperature
+            1) is below this (0 = never).
         eos_token_ids: the target's, for `sampling.min_new_tokens`.
     """
 
@@ -70,7 +71,7 @@ class SmallDrafter(Drafter):
             laws.append(q)
             alive.append(going)
             if self.confidence:
-                going = going & (q.gather(1, x[:, None])[:, 0] >= self.confidence)
+                going = going & (self._chance(logits, q, x) >= self.confidence)
                 if not going.any():
                     break
             if i + 1 < gamma:
@@ -116,6 +117,12 @@ class SmallDrafter(Drafter):
         if self.sampling.needs_prefix:
             prefix = sequences.prefix(Tree.chain(drafted.shape[1], drafted.device), drafted).last()
         return self._processed(logits, prefix)[:, 0]
+
+    def _chance(self, logits: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        """`[B]`: what was drawn, how probable it was; if greedily, where q is certain of all, by the logits."""
+        if self.sampling.greedy:
+            q = self.vocabulary.to_target(logits)[:, 0].softmax(-1, dtype=q.dtype)
+        return q.gather(1, x[:, None])[:, 0]
 
     def _processed(self, logits: Tensor, prefix: Prefix | None) -> Tensor:
         """q `[B, T, V]`; where every token is banned token 0 for certain, which the target bans as well."""
