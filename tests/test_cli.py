@@ -337,7 +337,7 @@ assert not {"torch", "transformers", "scipy", "matplotlib"} & set(sys.modules)
             ["--help"],
             ["drafter: all, eagle, medusa, ngram, none", "-m drafter=ngram drafter.gamma=1,2,4,8"],
         ),
-        (["--cfg", "job"], ["depth: 3", "max_new_tokens: 32", "resume: false"]),
+        (["--cfg", "job"], ["depth: 4", "max_new_tokens: 32", "resume: false"]),
         (
             ["drafter=medusa", "target=llama3-8b", "--cfg", "job"],
             ["path: meta-llama/Meta-Llama-3-8B-Instruct"],

@@ -140,7 +140,7 @@ def test_confidence_stops_a_row_after_its_first_unsure_token():
 
 
 def test_confidence_of_greedy_drafts_is_that_at_temperature_1():
-    """Its own law knows certainties only: lengths are those that the model's softmax, read afresh, asks for."""
+    """Lengths are those that the model's softmax, read afresh, asks for: q knows certainties only."""
     record: list = []
     threshold, hf = 0.02, plain(STRANGER)
     drafter = watched(SmallDrafter, record)(tiny(**STRANGER), 260, 5, threshold)
