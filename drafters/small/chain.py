@@ -119,7 +119,7 @@ class SmallDrafter(Drafter):
         return self._processed(logits, prefix)[:, 0]
 
     def _chance(self, logits: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        """`[B]`: how probable the drawn token was; greedily, where q knows certainties only, by the logits."""
+        """`[B]`: how probable the drawn token was; greedily, as q knows certainties only, by the logits."""
         if self.sampling.greedy:
             q = self.vocabulary.to_target(logits)[:, 0].softmax(-1, dtype=q.dtype)
         return q.gather(1, x[:, None])[:, 0]
