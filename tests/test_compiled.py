@@ -147,6 +147,16 @@ def test_weights_may_move_between_engines():
         torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
 
 
+def test_places_of_moved_matrices_are_given_back(monkeypatch):
+    """Once, and only if matrices moved: the process held half of a model more than it needed."""
+    asked = []
+    monkeypatch.setattr("specdec.products._return_freed_memory", lambda: asked.append(True))
+    module = Gated(bias=False)
+    for calls in (1, 1):
+        lay_together(module)
+        assert len(asked) == calls
+
+
 def test_products_of_few_rows():
     """Against float64, within float32's rounding."""
     torch.manual_seed(0)
