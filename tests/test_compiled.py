@@ -186,7 +186,7 @@ def test_no_product_copies_its_matrix_for_each_row():
 @needs_compiler
 @pytest.mark.parametrize("batch", [1, 4])
 def test_attention_gets_rows(target, batch, monkeypatch):
-    """Queries, keys and values with gaps between a head's numbers would leave the fast path."""
+    """Queries with gaps between a head's numbers would leave the fast path (keys come from the cache)."""
     seen = []
 
     def note(query, key, value, mask, scaling):
