@@ -20,7 +20,7 @@ class Config:
     groups: int | None = None  # task=train: key/value heads kept per layer, each with its queries, null = all
     importance: str = "loss"  # task=train: layers are ranked by loss (leave one out) | influence (of a block)
     dtype: str = "auto"  # auto = the target's
-    # stop drafting after a token with less draft probability (greedily: at temperature 1) than this; 0 = never
+    # stop after a token with less draft probability (greedily: that at temperature 1) than this; 0 = never
     confidence: float = 0.0
     trust_remote_code: bool = False
     tree: list[int] = field(
