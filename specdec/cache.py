@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specdec.graphs import Graphs, Record, pages
 from specdec.tree import Tree
 
 
@@ -20,12 +24,22 @@ class SlotCache(Cache):
         batch: B.
         capacity: slots per row.
         alike: whether all layers' keys and values have one shape and device; then they are moved together.
+        record: how forwards over these buffers are recorded, if they are to be.
     """
 
-    def __init__(self, layers: int, batch: int, capacity: int, device: torch.device, alike: bool = True):
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        capacity: int,
+        device: torch.device,
+        alike: bool = True,
+        record: Record | None = None,
+    ):
         self.slot_layers = [_SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))
-        self.capacity, self.alike = capacity, alike
+        self.graphs = Graphs(record, batch) if record else None
+        self.capacity, self.alike = pages(capacity) if record else capacity, alike
         self.blocks: list[_Block] = []
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.longest = 0  # max(lengths), known on the host
@@ -37,6 +51,38 @@ class SlotCache(Cache):
     @property
     def batch(self) -> int:
         return len(self.lengths)
+
+    def serves(self, batch: int, capacity: int, record: Record | None) -> bool:
+        """Whether it can take another batch, recorded forwards and all."""
+        graphs = self.graphs
+        return (
+            graphs is not None
+            and graphs.record is record
+            and batch <= graphs.most
+            and capacity <= self.capacity
+        )
+
+    def restart(self, batch: int) -> None:
+        """Empty it for `batch` rows; the buffers stay where they are."""
+        for block in self.blocks:
+            block.restart(batch)
+        self.rows = torch.arange(batch, device=self.lengths.device)[:, None]
+        self.lengths, self.longest, self.aligned = torch.zeros_like(self.rows[:, 0]), 0, True
+
+    @contextmanager
+    def standing_at(self, lengths: Tensor) -> Iterator[None]:
+        """For recording: forwards in this block find `lengths` `[R]`, of R rows of the buffers."""
+        was = self.lengths, self.rows, self.aligned
+        self.rows = torch.arange(len(lengths), device=lengths.device)[:, None]
+        self.lengths, self.aligned = lengths, False
+        for block in self.blocks:
+            block.show(len(lengths))
+        try:
+            yield
+        finally:
+            self.lengths, self.rows, self.aligned = was
+            for block in self.blocks:
+                block.show(self.batch)
 
     def begin(self, count: int, used: int | None = None) -> None:
         """Prepare a forward of `count` tokens per row over the first `used` slots (else the fewest)."""
@@ -85,13 +131,43 @@ class SlotCache(Cache):
         self.blocks.append(_Block(layers, keys, values, self.capacity))
 
 
+def empty_cache(
+    layers: int,
+    batch: int,
+    capacity: int,
+    device: torch.device,
+    alike: bool = True,
+    record: Record | None = None,
+    old: SlotCache | None = None,
+) -> SlotCache:
+    """A cache (see `SlotCache`): `old`, which nobody needs, if its recorded forwards can serve on."""
+    if old is not None and old.graphs is not None:
+        if old.serves(batch, capacity, record):
+            old.restart(batch)
+            return old
+        old.graphs.forget()
+    return SlotCache(layers, batch, capacity, device, alike, record)
+
+
 class _Block:
     """Keys and values of some layers, each `[L, B, H_kv, capacity, D]`."""
 
     def __init__(self, layers: list[_SlotLayer], keys: Tensor, values: Tensor, capacity: int):
         self.layers = layers
-        self.buffers = [x.new_zeros(len(layers), *x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
-        self._hand_out()
+        self.whole = [x.new_zeros(len(layers), *x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
+        self.show(len(keys))
+
+    def show(self, rows: int) -> None:
+        """Hand the first `rows` rows to the layers."""
+        self.buffers = [buffer[:, :rows] for buffer in self.whole]
+        for layer, keys, values in zip(self.layers, *self.buffers, strict=True):
+            layer.keys, layer.values, layer.is_initialized = keys, values, True
+
+    def restart(self, rows: int) -> None:
+        """`rows` empty rows."""
+        for buffer in self.whole:
+            buffer.zero_()
+        self.show(rows)
 
     def move(self, rows: Tensor, source: Tensor, goal: Tensor) -> None:
         """Copy slots `source` to `goal`, both `[B, D]`."""
@@ -103,12 +179,7 @@ class _Block:
         """Copy rows `source` to `goal`, then keep the first `count`."""
         for buffer in self.buffers:
             buffer[:, goal.to(buffer.device)] = buffer[:, source.to(buffer.device)]
-        self.buffers = [buffer[:, :count] for buffer in self.buffers]
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        for layer, keys, values in zip(self.layers, *self.buffers, strict=True):
-            layer.keys, layer.values, layer.is_initialized = keys, values, True
+        self.show(count)
 
 
 class _SlotLayer(CacheLayerMixin):

@@ -158,13 +158,18 @@ def _signature(layer: nn.Module) -> list[Any]:
     return found
 
 
+def spread(layers: nn.ModuleList) -> bool:
+    """Whether something brings the layers' inputs to their devices."""
+    return any("forward" in vars(layer) for layer in layers)
+
+
 def obstacle(layers: nn.ModuleList, own_attention: bool) -> str | None:
     """Why these layers cannot be compiled, if they cannot."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         return NO_COMPILER
     if not own_attention:
         return "only target.attention=sdpa can be compiled"
-    if any("forward" in vars(layer) for layer in layers):
+    if spread(layers):
         return "the target's layers are spread over devices"
     if not alike(layers):
         return "the target's layers differ in more than their weights"

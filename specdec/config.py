@@ -23,7 +23,7 @@ from specdec.sampling import Sampling
 
 T = TypeVar("T")
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
-COMPILE = ("auto", "on", "off")
+COMPILE = ("auto", "on", "off", "graphs")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -92,7 +92,8 @@ class EngineConfig:
     check_contract: bool = False  # re-draw every proposal and compare it with its declaration
     fixed_width: int | None = None  # pad every forward to this many tokens (a multiple of 16): same rounding
     threads: int | None = None  # CPU threads; null = as the machine has
-    compile: str = "auto"  # auto | on | off: torch.compile; auto = large bfloat16 models on CPUs
+    # auto, on, off, graphs. on: torch.compile (on CUDA recorded as well); graphs: recorded CUDA forwards;
+    compile: str = "auto"  # auto: torch.compile for large bfloat16 models on CPUs, else off
 
     def __post_init__(self) -> None:
         if self.compile not in COMPILE:

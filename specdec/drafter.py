@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from specdec.graphs import Record
 from specdec.model import Output
 from specdec.proposal import Kind, Proposal
 from specdec.rng import Draws, PhiloxDraws, Purpose
@@ -55,6 +56,7 @@ class Drafter(ABC):
         features: layers whose hidden states `commit` wants to see in `Output.features` (see
             `Model.features`).
         compiled: set by the engine before `begin`: whether networks are to run as `compile` made them.
+        record: set likewise: how their forwards are recorded, if they are to be.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Drafter(ABC):
     max_nodes: int = 0
     features: tuple[int, ...] = ()
     compiled: bool = False
+    record: Record | None = None
 
     def compile(self, batch: int) -> None:  # noqa: B027 - a drafter without networks has nothing to do
         """Make its networks ready to run compiled, for batches of up to `batch` rows.

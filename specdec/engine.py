@@ -9,11 +9,13 @@ from itertools import count
 import torch
 
 from specdec.batch import Batch, Generation, TokenCallback
+from specdec.cache import SlotCache
 from specdec.config import EngineConfig
 from specdec.contract import check_proposal
 from specdec.distribution import distribution
 from specdec.drafter import Drafter, Draw, NoDrafter
 from specdec.errors import NumericalError, OptionError
+from specdec.graphs import Record, on_cuda
 from specdec.ledger import Clock, Ledger
 from specdec.model import Model
 from specdec.proposal import Kind, Proposal
@@ -65,12 +67,29 @@ class Engine:
         self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
         mode = self.config.compile
         self.compiled = mode == "on" or (mode == "auto" and target.gains_by_compiling)
+        self.record = self._recording(mode)
+        self._idle: SlotCache | None = None  # a cache with recorded forwards, for the next batch
         batch = self.config.batch_size
         self.compiled = self.compiled and self._compile(target, batch)
         self.drafts_compiled = self.compiled and self._compile(self.drafter, batch)
         on_cpu = target.device.type == "cpu"
         if self.compiled and on_cpu and rule.coupled and isinstance(self.source, PhiloxSource):
             self._compile(self.source, target.vocab_size)
+
+    def _recording(self, mode: str) -> Record | None:
+        """How forwards are recorded: as CUDA graphs with `graphs`, and where there is CUDA with `on`.
+
+        Raises:
+            OptionError: `graphs`, and they cannot be.
+        """
+        device = self.target.device
+        if mode == "graphs" and device.type != "cuda":
+            raise OptionError("engine.compile", mode, f"needs CUDA, the target is on {device}; use auto.")
+        if mode not in ("graphs", "on") or device.type != "cuda":
+            return None
+        if self.target.is_spread:
+            raise OptionError("engine.compile", mode, "the target is spread over devices; use off.")
+        return on_cuda(device)
 
     def _compile(self, part: Model | Drafter | PhiloxSource, size: int) -> bool:
         """Compile a part for batches of up to `size` rows, the noise for `size` tokens; whether it runs so.
@@ -146,12 +165,13 @@ class Engine:
         target, drafter, config = self.target, self.drafter, self.config
         target.features, target.fixed_width = drafter.features, config.fixed_width
         target.compiled, drafter.compiled = self.compiled, self.drafts_compiled
+        drafter.record = self.record
         batch = Batch(
             prompts, ids, [self.room(p) for p in prompts], target, config, self.eos_token_ids, self.ledger
         )
         sequences, clock = batch.sequences, Clock(target.device)
         capacity = sequences.tokens.shape[1] + max(drafter.max_nodes + 1, config.fixed_width or 0)
-        cache = target.new_cache(len(prompts), capacity)
+        cache, self._idle = target.new_cache(len(prompts), capacity, self.record, self._idle), None
 
         prompt_tokens = sequences.tokens[:, : sequences.longest]
         output = target.prefill(prompt_tokens, sequences.lengths, cache, config.prefill_chunk)
@@ -183,6 +203,7 @@ class Engine:
             lap["other"] = clock.lap()
             batch.close_step(lap)
             if not batch.going_on:
+                self._idle = cache if self.record else None
                 return
 
             # draft, and read the draft with the target

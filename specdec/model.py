@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import attention, checkpoints, compiled
-from specdec.cache import SlotCache
+from specdec.cache import SlotCache, empty_cache
 from specdec.compat import cache_argument
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
+from specdec.graphs import WIDEST, Record, pages
 from specdec.products import lay_together
 from specdec.progress import Progress
 from specdec.tokenization import encode_prompts
@@ -134,6 +135,11 @@ class Model:
         )
 
     @property
+    def is_spread(self) -> bool:
+        """Whether its layers are on several devices."""
+        return compiled.spread(self.hf.get_decoder().layers)
+
+    @property
     def obstacle(self) -> str | None:
         """Why the layers cannot be compiled, if they cannot."""
         ours = self.config._attn_implementation == attention.NAME
@@ -176,9 +182,17 @@ class Model:
         """
         return encode_prompts(self.tokenizer, texts, self.chat)
 
-    def new_cache(self, batch: int, capacity: int) -> SlotCache:
-        """An empty cache; a forward of T tokens needs T free slots per row."""
-        return SlotCache(self.config.num_hidden_layers, batch, capacity, self.device, self._layers_alike)
+    def new_cache(
+        self, batch: int, capacity: int, record: Record | None = None, old: SlotCache | None = None
+    ) -> SlotCache:
+        """An empty cache; a forward of T tokens needs T free slots per row.
+
+        Arguments:
+            record: how its forwards are recorded, if they are to be; what one gives holds until the next.
+            old: a cache that nobody needs; if its recorded forwards serve on, it is emptied and used again.
+        """
+        layers = self.config.num_hidden_layers
+        return empty_cache(layers, batch, capacity, self.device, self._layers_alike, record, old)
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, chunk: int = 512) -> Output:
@@ -224,13 +238,30 @@ class Model:
         Returns:
             Logits `[B, N+1, V]`; every node's equal those of a plain forward along its path.
         """
-        count = tokens.shape[1]
-        if self.fixed_width is None or count >= self.fixed_width:
-            return self._forward(tokens, tree, cache)
-        padding = self.fixed_width - count  # extra leaves of the root that nobody looks at
-        padded_tree = Tree(torch.nn.functional.pad(tree.parents, (0, padding), value=-1))
-        out = self._forward(torch.nn.functional.pad(tokens, (0, padding)), padded_tree, cache, cache.capacity)
+        count, used = tokens.shape[1], None
+        if self.fixed_width is not None and count < self.fixed_width:
+            padding = (0, self.fixed_width - count)  # extra leaves of the root that nobody looks at
+            tree = Tree(torch.nn.functional.pad(tree.parents, padding, value=-1))
+            tokens, used = torch.nn.functional.pad(tokens, padding), cache.capacity
+        replayed = cache.graphs is not None and cache.blocks and tokens.shape[1] <= WIDEST
+        out = (self._replayed if replayed else self._forward)(tokens, tree, cache, used)
         return Output(out.logits[:, :count], {k: f[:, :count] for k, f in out.features.items()})
+
+    def _replayed(self, tokens: Tensor, tree: Tree, cache: SlotCache, used: int | None) -> Output:
+        """`_forward`, recorded once for every shape."""
+        chain = tree if tree.is_chain else None  # else each row brings its own
+        used = used or pages(cache.longest + tokens.shape[1])
+
+        def forward(tokens: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, ...]:
+            with cache.standing_at(lengths):
+                output = self._forward(tokens, chain or Tree(parents), cache, used)
+            return output.logits, *(output.features[layer] for layer in self.features)
+
+        assert cache.graphs is not None
+        key = (used, chain is None, self.features, self.compiled)
+        parents = torch.atleast_2d(tree.parents).expand(len(tokens), -1)
+        logits, *features = cache.graphs.run(key, forward, tokens, cache.lengths, parents)
+        return Output(logits, dict(zip(self.features, features, strict=True)))
 
     def _forward(self, tokens: Tensor, tree: Tree, cache: SlotCache, used: int | None = None) -> Output:
         cache.begin(tokens.shape[1], used)

@@ -158,6 +158,24 @@ def test_synthetic_acceptance_gives_the_block_efficiency_of_the_formula(monkeypa
         assert r["error"] == pytest.approx(r["predicted"] / r["measured"] - 1)
 
 
+def test_an_engine_mode_that_does_not_work_is_told_and_the_others_stay(monkeypatch):
+    made, target, build = config(*SMALL), tiny("float32"), decoding.engine
+
+    def engine(*args, compile, **changes):
+        if compile == "graphs":
+            raise RuntimeError("capture failed\nlong story")
+        return build(*args, compile=compile, **changes)
+
+    monkeypatch.setattr(decoding, "engine", engine)
+    monkeypatch.setattr(decoding, "modes", lambda device: ("off", "graphs", "off"))
+    rows = decoding.autoregressive(made, target, [1], 16, 12, bandwidth=1e9)
+    assert [(r["mode"], r.get("error")) for r in rows] == [
+        ("compile=off", None), ("compile=graphs", "RuntimeError: capture failed"), ("compile=off", None),
+    ]  # fmt: skip
+    steps = decoding.drafter_steps(made, target, made.task.drafters[:1], [1], 16, 24)
+    assert [r["mode"] for r in steps] == ["compile=off", "compile=graphs"] and steps[1]["error"]
+
+
 def test_autoregressive_and_drafters_on_the_tiny_target():
     made, target = config(*SMALL), tiny("float32")
     rows = decoding.autoregressive(made, target, [1, 2], 16, 12, bandwidth=1e9)
@@ -210,8 +228,8 @@ def results() -> dict:
         "forwards": [row("eager", 1, 0.010), row("eager", 16, 0.010), row("graph", 1, 0.004),
                      row("graph", 16, 0.005), row("roofline", 1, 0.003), row("roofline", 16, 0.0033)],
         "compiled": [row("compiled", 1, 0.005, compile_seconds=41.0)],
-        "drafters": [{"drafter": "eagle", "batch": 1, "nodes": 60, "draft": 0.002, "target": 0.004,
-                      "overhead": 0.001}],
+        "drafters": [{"drafter": "eagle", "mode": "compile=off", "batch": 1, "nodes": 60, "draft": 0.002, "target": 0.004,
+                      "overhead": 0.001}, {"drafter": "eagle", "mode": "compile=graphs", "error": "no"}],
         "synthetic": {"error": "RuntimeError: out of memory"},
     }  # fmt: skip
 
@@ -232,7 +250,8 @@ def test_the_goals_and_the_document_of_known_results():
         "| roofline | 1 | 512 | 3.00 | 1.00 | 1.10 |",
         "| graph | 1 | 512 | 16 | 10.00 | 5.00 | 2.00 | – |",
         "| compiled | 1 | 512 | 1 | 10.00 | 5.00 | 2.00 | 41 |",
-        "| eagle | 1 | 60 | 2.00 | 4.00 | 1.00 | 0.50 |",
+        "| eagle | compile=off | 1 | 60 | 2.00 | 4.00 | 1.00 | 0.50 |",
+        "eagle, compile=graphs: no",
         "**synthetic failed**: RuntimeError: out of memory",
     ):
         assert line in text, line

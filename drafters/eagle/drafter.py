@@ -75,6 +75,7 @@ class EagleDrafter(Drafter):
             widest = max(level.size for level in levels)
         self.is_chain = widest == 1 and not config.copies
         self.indices: list[NgramIndex] = []
+        self._last: Memory | None = None
         self._compiled: Forward | None = None
         self._ready: set[int] = set()  # batch sizes that have been compiled for
 
@@ -88,7 +89,9 @@ class EagleDrafter(Drafter):
         device = sequences.ids.device
         slots = sequences.tokens.shape[1] + max(self.drafted, self.depth) + self.max_nodes + 1
         run = self._compiled if self.compiled and self._compiled else eager
-        self.memory = Memory(self.model, sequences.batch, slots, device, run)
+        self.memory = self._last = Memory(
+            self.model, sequences.batch, slots, device, run, self.record, self._last
+        )
         self.laws = Laws(self.model, self.vocab_size, sampling, self.eos_token_ids)
         self.doubt = DOUBT[0] + DOUBT[1] * sampling.temperature
         self.unread = [

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from drafters.eagle.model import EagleModel
-from specdec.cache import SlotCache
+from specdec.cache import empty_cache
 from specdec.compiled import reading
 from specdec.distribution import Prefix
+from specdec.graphs import WIDEST, Record, pages
 from specdec.sequences import Sequences
 from specdec.tree import Tree
 
@@ -37,16 +38,24 @@ class Memory:
         batch: B.
         capacity: slots per row.
         run: the network's forward, as it is or compiled.
+        record: how forwards are recorded, if they are to be. old: a memory that nobody needs.
     """
 
     def __init__(
-        self, model: EagleModel, batch: int, capacity: int, device: torch.device, run: Forward = eager
+        self,
+        model: EagleModel,
+        batch: int,
+        capacity: int,
+        device: torch.device,
+        run: Forward = eager,
+        record: Record | None = None,
+        old: Memory | None = None,
     ):
-        self.model = model
-        self.cache = SlotCache(model.architecture.layers, batch, capacity, device)
+        self.model, self.run = model, run
+        layers, cache = model.architecture.layers, old and old.cache
+        self.cache = empty_cache(layers, batch, capacity, device, record=record, old=cache)
         self.cos, self.sin = model.rope(capacity)
-        self.slots = torch.arange(capacity, device=device)
-        self.run = run
+        self.slots = torch.arange(self.cache.capacity, device=device)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, features: Sequence[Tensor], count: Tensor, longest: int) -> Tensor:
@@ -83,13 +92,33 @@ class Memory:
         Arguments:
             tokens, states: as in `EagleModel`. positions: `[B, T]`. mask: `[B, 1, T, S]` additive.
         """
-        cache = self.cache
-        cache.begin(tokens.shape[1])
-        with reading(cache):
-            after = self.run(self.model, tokens, states, self.cos[positions], self.sin[positions], mask)
-        cache.lengths = cache.lengths + tokens.shape[1]
-        cache.longest += tokens.shape[1]
+        cache, count = self.cache, tokens.shape[1]
+        inputs = tokens, states, self.cos[positions], self.sin[positions], mask
+        if cache.graphs is not None and cache.blocks and count <= WIDEST:
+            after = self._replayed(*inputs)
+        else:
+            after = self._forward(*inputs)
+        cache.lengths = cache.lengths + count
+        cache.longest += count
         return after
+
+    def _forward(self, tokens: Tensor, *inputs: Tensor) -> Tensor:
+        self.cache.begin(tokens.shape[1], inputs[-1].shape[-1])
+        with reading(self.cache):
+            return self.run(self.model, tokens, *inputs)
+
+    def _replayed(self, *inputs: Tensor) -> Tensor:
+        """`_forward`, recorded once for every shape; the mask is widened to whole pages."""
+        *others, mask = inputs
+        hidden = torch.finfo(mask.dtype).min
+        mask = torch.nn.functional.pad(mask, (0, pages(mask.shape[-1]) - mask.shape[-1]), value=hidden)
+
+        def forward(lengths: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            with self.cache.standing_at(lengths):
+                return (self._forward(*inputs),)
+
+        assert self.cache.graphs is not None
+        return self.cache.graphs.run(self.run, forward, self.cache.lengths, *others, mask)[0]
 
 
 def try_out(model: EagleModel, run: Forward, batch: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.cache import SlotCache
 from specdec.distribution import Prefix, distribution
 from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
@@ -44,13 +45,14 @@ class SmallDrafter(Drafter):
         self.eos_token_ids = eos_token_ids
         self.gamma = self.max_nodes = gamma
         self.drafted = 0  # length of the last proposal
+        self._last: SlotCache | None = None
 
     def compile(self, batch: int) -> None:
         self.model.compile(batch)
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
         self.sampling, self.model.compiled = sampling, self.compiled
-        self.cache = self.model.new_cache(sequences.batch, capacity)
+        self.cache = self._last = self.model.new_cache(sequences.batch, capacity, self.record, self._last)
         longest = int(sequences.prompt_length.max())
         prompts = self.vocabulary.to_drafter(sequences.tokens[:, :longest])
         self.model.prefill(prompts, sequences.prompt_length, self.cache)

@@ -52,50 +52,67 @@ def seconds_of_step(ledger: Ledger) -> float:
     return float(np.median([sum(step[3:]) for step in steps]))
 
 
+def modes(device: torch.device) -> tuple[str, ...]:
+    """The values of `engine.compile` that are compared on a device; drafts are timed in all but the last."""
+    return ("off", "graphs", "on") if device.type == "cuda" else ("off", "on")
+
+
 def autoregressive(
     config: Config, target: Model, batches: Sequence[int], length: int, tokens: int, bandwidth: float
 ) -> list[dict[str, Any]]:
     """Tokens per second and the share of the memory bandwidth that a step uses, per engine mode and batch."""
-    found = []
-    for mode in ("off", "on"):
+    found: list[dict[str, Any]] = []
+    for mode in modes(target.device):
         try:
             own = engine(config, target, None, 0.0, tokens, compile=mode)
-        except OptionError as error:  # eager times stay
-            found.append({"mode": f"compile={mode}", "error": error.remedy})
-            continue
-        for batch in batches:
-            asked = prompts(target, batch, length)
-            decode(own, asked)  # warm up
-            step = seconds_of_step(decode(own, asked))
-            read = step_bytes(target, batch, length + tokens / 2)
-            found.append(
-                {"mode": f"compile={mode}", "batch": batch, "seconds_per_step": step}
-                | {"tokens_per_second": batch / step, "bytes_per_second": read / step}
-                | {"fraction": read / step / bandwidth}
-            )
+            for batch in batches:
+                asked = prompts(target, batch, length)
+                decode(own, asked)  # warm up
+                step = seconds_of_step(decode(own, asked))
+                read = step_bytes(target, batch, length + tokens / 2)
+                found.append(
+                    {"mode": f"compile={mode}", "batch": batch, "seconds_per_step": step}
+                    | {"tokens_per_second": batch / step, "bytes_per_second": read / step}
+                    | {"fraction": read / step / bandwidth}
+                )
+        except Exception as error:  # the other modes' times stay
+            found.append({"mode": f"compile={mode}", "error": told(error)})
     return found
 
 
 def drafter_steps(
     config: Config, target: Model, options: Sequence[Any], batches: Sequence[int], length: int, tokens: int
 ) -> list[dict[str, Any]]:
-    """Median seconds of drafting, target and everything else in a step, per drafter and batch."""
-    found = []
+    """Median seconds of drafting, target and the rest of a step, per drafter, engine mode and batch."""
+    found: list[dict[str, Any]] = []
     for each in options:
         drafter = drafters.build(each, target)
-        own = engine(config, target, drafter, 0.7, tokens)
-        for batch in batches:
-            asked = prompts(target, batch, length)
-            decode(own, asked)
-            taken = decode(own, asked).step_seconds
-            steps = np.array(taken[FIRST_STEPS:] or taken)
-            full = steps[steps[:, 1] == steps[:, 1].max()]  # drafts that the end of the room has not cut
-            draft, target_, rule, other = np.median(full[:, 3:], axis=0).tolist()
-            found.append(
-                {"drafter": drafter.name, "batch": batch, "nodes": int(full[0, 1]), "draft": draft}
-                | {"target": target_, "overhead": rule + other}
-            )
+        for mode in modes(target.device)[:-1]:
+            row = {"drafter": drafter.name, "mode": f"compile={mode}"}
+            try:
+                own = engine(config, target, drafter, 0.7, tokens, compile=mode)
+                for batch in batches:
+                    asked = prompts(target, batch, length)
+                    decode(own, asked)
+                    taken = decode(own, asked).step_seconds
+                    steps = np.array(taken[FIRST_STEPS:] or taken)
+                    full = steps[steps[:, 1] == steps[:, 1].max()]  # drafts not cut by the end of the room
+                    draft, target_, rule, other = np.median(full[:, 3:], axis=0).tolist()
+                    found.append(
+                        row
+                        | {"batch": batch, "nodes": int(full[0, 1]), "draft": draft}
+                        | {"target": target_, "overhead": rule + other}
+                    )
+            except Exception as error:
+                found.append(row | {"error": told(error)})
     return found
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    return (
+        error.remedy if isinstance(error, OptionError) else f"{type(error).__name__}: {error}".split("\n")[0]
+    )
 
 
 def synthetic(
@@ -113,9 +130,9 @@ def synthetic(
     Every repeat decodes the baseline and all rates, the second time in the opposite order.
     """
     drafter = drafters.build(options, target)
-    gamma = drafter.max_nodes
-    engines = {rate: engine(config, target, drafter, rate, tokens) for rate in rates}
-    engines = {0.0: engine(config, target, None, 0.0, tokens)} | engines
+    gamma, mode = drafter.max_nodes, modes(target.device)[-2]
+    engines = {rate: engine(config, target, drafter, rate, tokens, compile=mode) for rate in rates}
+    engines = {0.0: engine(config, target, None, 0.0, tokens, compile=mode)} | engines
     asked = prompts(target, 1, length)
     ledgers: dict[float, list[Ledger]] = {rate: [] for rate in engines}
     for own in engines.values():

@@ -20,7 +20,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
     """Every goal that this run can judge."""
     found = []
     for r in rows(results, "autoregressive"):
-        if r.get("batch") == 1:
+        if r.get("batch") == 1 and "error" not in r:
             label = f"autoregressive{' ' + r['mode'] if r['mode'] else ''}: share of the memory bandwidth"
             found.append(Goal(label, point(100 * r["fraction"]), WANTED_FRACTION, unit=" %"))
     costs = relative(rows(results, "forwards", "compiled"))
@@ -140,6 +140,7 @@ def _drafters(results: dict[str, Any]) -> list[str]:
     lines = [
         (
             r["drafter"],
+            r["mode"],
             str(r["batch"]),
             str(r["nodes"]),
             f"{1000 * r['draft']:.2f}",
@@ -148,9 +149,11 @@ def _drafters(results: dict[str, Any]) -> list[str]:
             f"{r['draft'] / r['target']:.2f}",
         )
         for r in rows(results, "drafters")
+        if "error" not in r
     ]
-    columns = ("drafter", "batch", "nodes", "draft ms", "target ms", "rest ms", "draft/target")
-    return [table(columns, lines)] if lines else []
+    columns = ("drafter", "mode", "batch", "nodes", "draft ms", "target ms", "rest ms", "draft/target")
+    broken = [f"{r['drafter']}, {r['mode']}: {r['error']}" for r in rows(results, "drafters") if "error" in r]
+    return [*([table(columns, lines)] if lines else []), *broken]
 
 
 def _synthetic(results: dict[str, Any]) -> list[str]:

@@ -1,0 +1,88 @@
+"""CUDA graphs: a forward is recorded once per shape, then replayed without Python and launches in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], tuple[Tensor, ...]]
+Record = Callable[[Work], tuple[Callable[[], object], tuple[Tensor, ...]]]
+"""Records what some work does: how to do it again, and the tensors in which its results will lie."""
+
+WIDEST = 128  # tokens per row; a longer forward takes long enough not to mind its launches
+PAGE = 256  # slots: a graph looks at whole pages of the cache, so that the next page needs the next graph
+
+
+def on_cuda(device: torch.device) -> Record:
+    """One CUDA graph on `device`; all that are recorded by this share their scratch memory."""
+    pool: list[Any] = []
+
+    def record(work: Work) -> tuple[Callable[[], object], tuple[Tensor, ...]]:
+        with torch.cuda.device(device):
+            pool[:] = pool or [torch.cuda.graph_pool_handle()]
+            main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(main)
+            with torch.cuda.stream(side):  # libraries set themselves up in a first call
+                work()
+            main.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool[0]):
+                results = work()
+        return graph.replay, results
+
+    return record
+
+
+class Graphs:
+    """Recorded functions of tensors, by what else they depend on.
+
+    Arguments:
+        record: how work is recorded (`on_cuda`).
+        most: the most rows there will be.
+    """
+
+    def __init__(self, record: Record, most: int):
+        self.record, self.most = record, most
+        self._known: dict[Hashable, tuple[Any, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def forget(self) -> None:
+        """Let go of all of them, and of what they read."""
+        self._known.clear()
+
+    def run(
+        self, key: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`function(*inputs)`; the results hold until the next call with this key and inputs of these shapes.
+
+        Arguments:
+            key: whatever the function's kernels depend on apart from `inputs` and from what lies in memory.
+            function: given `inputs` with their rows filled up to a power of 2; the same rows of its results
+                are cut off. It may not ask the device for a value. It is called twice at first, so it may
+                only write what a second call writes again.
+            inputs: `[B, …]` each.
+        """
+        batch = len(inputs[0])
+        rows = min(1 << (batch - 1).bit_length(), self.most)
+        key = (key, rows, *((x.shape[1:], x.dtype) for x in inputs))
+        if key not in self._known:
+            places = [x.new_zeros(rows, *x.shape[1:]) for x in inputs]
+            for place, x in zip(places, inputs, strict=True):
+                place[:batch] = x
+            # the function is kept, since it holds tensors that the graph reads
+            self._known[key] = (function, places, *self.record(lambda: function(*places)))
+        _, places, replay, results = self._known[key]
+        for place, x in zip(places, inputs, strict=True):
+            place[:batch] = x
+        replay()
+        return tuple(result[:batch] for result in results)
+
+
+def pages(slots: int) -> int:
+    """`slots`, rounded up to whole pages."""
+    return -(-slots // PAGE) * PAGE
