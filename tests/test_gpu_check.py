@@ -228,8 +228,9 @@ def results() -> dict:
         "forwards": [row("eager", 1, 0.010), row("eager", 16, 0.010), row("graph", 1, 0.004),
                      row("graph", 16, 0.005), row("roofline", 1, 0.003), row("roofline", 16, 0.0033)],
         "compiled": [row("compiled", 1, 0.005, compile_seconds=41.0)],
-        "drafters": [{"drafter": "eagle", "mode": "compile=off", "batch": 1, "nodes": 60, "draft": 0.002, "target": 0.004,
-                      "overhead": 0.001}, {"drafter": "eagle", "mode": "compile=graphs", "error": "no"}],
+        "drafters": [{"drafter": "eagle", "mode": "compile=off", "batch": 1, "nodes": 60, "draft": 0.002,
+                      "target": 0.004, "overhead": 0.001},
+                     {"drafter": "eagle", "mode": "compile=graphs", "error": "no"}],
         "synthetic": {"error": "RuntimeError: out of memory"},
     }  # fmt: skip
 
