@@ -16,13 +16,13 @@ from rich.table import Table
 
 from drafters.training.shards import Answer, ShardFolder
 from experiments import sources
-from experiments.memory import keep_freed_memory
 from experiments.store import Run
 from specdec import verify
 from specdec.checkpoints import cache_directory
 from specdec.config import Config, EngineConfig, TargetConfig, at_least, suggest
 from specdec.engine import Engine
 from specdec.errors import OptionError
+from specdec.heap import keep_freed_memory
 from specdec.model import Model
 from specdec.sampling import Sampling
 

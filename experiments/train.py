@@ -26,12 +26,12 @@ from experiments import distill
 from experiments.card import training_card
 from experiments.comparison import comparison, comparison_table
 from experiments.curves import learning_curves
-from experiments.memory import keep_freed_memory
 from experiments.store import Run
 from specdec.checkpoints import resolve_device
 from specdec.checkpoints.devices import cpu_multiplies_bfloat16
 from specdec.config import Config, at_least, suggest
 from specdec.errors import OptionError
+from specdec.heap import keep_freed_memory
 from specdec.model import Model
 
 VALIDATION = Path(__file__).parent / "data" / "validation.jsonl"

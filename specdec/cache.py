@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -191,7 +192,7 @@ class _SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: SlotCache):
         super().__init__()
-        self._cache = cache
+        self._cache = weakref.proxy(cache)  # no circle: buffers are freed as soon as the cache is dropped
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self._cache.make_room(self, key_states, value_states)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from specdec.compat import cache_argument
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
 from specdec.graphs import WIDEST, Record, pages
+from specdec.heap import return_freed_memory
 from specdec.products import lay_together
 from specdec.progress import Progress
 from specdec.tokenization import encode_prompts
@@ -104,6 +106,7 @@ class Model:
     def load(cls, config: TargetConfig, progress: Progress | None = None) -> Model:
         """The model that `config` describes (see `specdec.checkpoints.load`)."""
         loaded = checkpoints.load(config, progress)
+        return_freed_memory()
         return cls(
             loaded.model,
             loaded.tokenizer,
@@ -251,16 +254,17 @@ class Model:
         """`_forward`, recorded once for every shape."""
         chain = tree if tree.is_chain else None  # else each row brings its own
         used = used or pages(cache.longest + tokens.shape[1])
+        graphs, cache = cache.graphs, weakref.proxy(cache)  # which the cache owns, so no circle
 
         def forward(tokens: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, ...]:
             with cache.standing_at(lengths):
                 output = self._forward(tokens, chain or Tree(parents), cache, used)
             return output.logits, *(output.features[layer] for layer in self.features)
 
-        assert cache.graphs is not None
+        assert graphs is not None
         key = (used, chain is None, self.features, self.compiled)
         parents = torch.atleast_2d(tree.parents).expand(len(tokens), -1)
-        logits, *features = cache.graphs.run(key, forward, tokens, cache.lengths, parents)
+        logits, *features = graphs.run(key, forward, tokens, cache.lengths, parents)
         return Output(logits, dict(zip(self.features, features, strict=True)))
 
     def _forward(self, tokens: Tensor, tree: Tree, cache: SlotCache, used: int | None = None) -> Output:

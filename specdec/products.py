@@ -6,8 +6,6 @@ to twice as fast as x·Wᵀ, and one product with [W₁; W₂] faster than two.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
+
+from specdec.heap import return_freed_memory
 
 FEW = 16  # rows of a large head's product; with more, turning the result costs what turning the product saves
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # they read the same rows
@@ -59,7 +59,7 @@ def lay_together(module: nn.Module) -> None:
                     weight.data = own
                 moved = True
     if moved:
-        _return_freed_memory()
+        return_freed_memory()
 
 
 def turn_and_merge(graph: GraphModule, inputs: Sequence[Any]) -> None:
@@ -103,12 +103,6 @@ def _merge(graph: GraphModule, products: list[Node], weights: list[Tensor]) -> N
 
 def _part(parts: tuple[Tensor, ...], i: int, bias: Tensor | None) -> Tensor:
     return parts[i] if bias is None else parts[i] + bias
-
-
-def _return_freed_memory() -> None:
-    """glibc keeps the places of the old matrices, half the model's size, unless it is asked."""
-    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
 
 
 def _could_be_together(weights: Sequence[Tensor]) -> bool:

@@ -1,12 +1,20 @@
 """Slots against Python lists: whatever is written, kept, moved and selected."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import path_to
+from tape import on_tape
 
+import drafters
+from specdec import verify
 from specdec.cache import SlotCache
+from specdec.config import EngineConfig
+from specdec.engine import Engine
 from specdec.tree import Tree
 
 CAPACITY, LAYERS = 40, 2
@@ -97,3 +105,45 @@ def test_rolling_back_is_moving_a_number():
     cache.advance(Tree.chain(2), torch.tensor([[-1, -1]]), torch.tensor([0]))
     cache.settle(1)
     assert write(cache, torch.tensor([[9]]))[0].tolist() == [[1.0, 9.0]]
+
+
+@pytest.mark.parametrize("record", [None, on_tape])
+def test_a_dropped_cache_is_freed_at_once(tiny64, record):
+    """Keys and values are large: they may not wait for the collector of circular references."""
+    gc.collect()
+    gc.disable()
+    try:
+        cache = tiny64.new_cache(2, 16, record)
+        tiny64.prefill(torch.ones(2, 3, dtype=torch.int64), torch.tensor([3, 3]), cache)
+        tiny64.forward(torch.ones(2, 2, dtype=torch.int64), Tree.chain(1), cache)
+        buffers = [weakref.ref(buffer) for block in cache.blocks for buffer in block.whole]
+        assert all(ref() is not None for ref in buffers)
+        del cache
+        assert all(ref() is None for ref in buffers)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("drafter", ["none", "small", "eagle"])
+def test_a_finished_batch_leaves_no_cache_behind(tiny64, drafter, monkeypatch):
+    """Nor does anything of the loop hold one: only a drafter's own lives until its next batch."""
+    caches, init = [], SlotCache.__init__
+
+    def watched(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        caches.append(weakref.ref(self))
+
+    monkeypatch.setattr(SlotCache, "__init__", watched)
+    options = {"none": {}, "small": {"layers": 1}, "eagle": {"weights": "random"}}[drafter]
+    built = drafters.build({"name": drafter, **options}, tiny64)
+    rule = verify.build({"name": "token" if built.is_chain else "recursive"})
+    engine = Engine(tiny64, built, rule, config=EngineConfig(max_new_tokens=6, ignore_eos=True))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            engine.generate([[1, 2, 3], [4, 5]])
+        assert len(caches) == 4 * (1 + (drafter != "none"))
+        assert sum(ref() is not None for ref in caches) == (drafter != "none")
+    finally:
+        gc.enable()

@@ -150,7 +150,7 @@ def test_weights_may_move_between_engines():
 def test_places_of_moved_matrices_are_given_back(monkeypatch):
     """Once, and only if matrices moved: the process held half of a model more than it needed."""
     asked = []
-    monkeypatch.setattr("specdec.products._return_freed_memory", lambda: asked.append(True))
+    monkeypatch.setattr("specdec.products.return_freed_memory", lambda: asked.append(True))
     module = Gated(bias=False)
     for calls in (1, 1):
         lay_together(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -113,9 +114,11 @@ class Memory:
         hidden = torch.finfo(mask.dtype).min
         mask = torch.nn.functional.pad(mask, (0, pages(mask.shape[-1]) - mask.shape[-1]), value=hidden)
 
+        memory = weakref.proxy(self)  # its cache owns the graphs, so no circle
+
         def forward(lengths: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            with self.cache.standing_at(lengths):
-                return (self._forward(*inputs),)
+            with memory.cache.standing_at(lengths):
+                return (memory._forward(*inputs),)
 
         assert self.cache.graphs is not None
         return self.cache.graphs.run(self.run, forward, self.cache.lengths, *others, mask)[0]

@@ -1,4 +1,4 @@
-"""Large tensors at the speed of small ones: freed memory stays with the process."""
+"""What glibc does with freed memory: by itself it gives large blocks back at once and small ones never."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return all([mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_TOP_PAD, 2**26)])
+
+
+def return_freed_memory() -> None:
+    """Give back what the process holds unused: after loading or moving weights, much of their size."""
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
