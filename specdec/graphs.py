@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.errors import OptionError
+
 Work = Callable[[], tuple[Tensor, ...]]
 Record = Callable[[Work], tuple[Callable[[], object], tuple[Tensor, ...]]]
 """Records what some work does: how to do it again, and the tensors in which its results will lie."""
@@ -66,6 +68,9 @@ class Graphs:
                 are cut off. It may not ask the device for a value. It is called twice at first, so it may
                 only write what a second call writes again.
             inputs: `[B, …]` each.
+
+        Raises:
+            OptionError: it asks the device for a value, or does something else that no graph can hold.
         """
         batch = len(inputs[0])
         rows = min(1 << (batch - 1).bit_length(), self.most)
@@ -74,8 +79,14 @@ class Graphs:
             places = [x.new_zeros(rows, *x.shape[1:]) for x in inputs]
             for place, x in zip(places, inputs, strict=True):
                 place[:batch] = x
+            try:
+                recorded = self.record(lambda: function(*places))
+            except RuntimeError as error:
+                why = str(error).splitlines()[0]
+                remedy = f"a forward cannot be recorded ({why}); use engine.compile=off."
+                raise OptionError("engine.compile", "graphs", remedy) from error
             # the function is kept, since it holds tensors that the graph reads
-            self._known[key] = (function, places, *self.record(lambda: function(*places)))
+            self._known[key] = (function, places, *recorded)
         _, places, replay, results = self._known[key]
         for place, x in zip(places, inputs, strict=True):
             place[:batch] = x
