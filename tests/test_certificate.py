@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from reference import greedy, plain
+from tape import on_tape
 from transformers import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
@@ -263,6 +264,17 @@ def test_an_exact_pairing_passes(bench, rule, case, drafter, compile):
     assert (found["proved"] == 1) == (rule != "gumbel")
     if rule == "gumbel":
         assert record["checks"][2]["what"].startswith("the same seed gives the same tokens without a drafter")
+
+
+@pytest.mark.parametrize(
+    ("rule", "case", "drafter"), [("block", "chain", "small"), ("recursive", "dynamic", "eagle")]
+)
+def test_recorded_forwards_pass(bench, monkeypatch, rule, case, drafter):
+    """What CUDA graphs do, on a tape; false alarm 1e-4 over all tests of the pairing (Holm), fixed seed."""
+    monkeypatch.setattr(Engine, "_recording", lambda self, mode: on_tape)
+    record = certificate.certify(pairing(rule, case, drafter), bench, Plan(2000, seed=1, one_by_one=5))
+    found = verdict([json.loads(json.dumps(record))], alpha=1e-4, power=0.99)
+    assert found["passed"] and found["proved"] == 1, found["failures"]
 
 
 def test_a_lossy_rule_gets_distances_and_no_certificate(bench):
