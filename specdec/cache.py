@@ -132,22 +132,15 @@ class SlotCache(Cache):
         self.blocks.append(_Block(layers, keys, values, self.capacity))
 
 
-def empty_cache(
-    layers: int,
-    batch: int,
-    capacity: int,
-    device: torch.device,
-    alike: bool = True,
-    record: Record | None = None,
-    old: SlotCache | None = None,
-) -> SlotCache:
-    """A cache (see `SlotCache`): `old`, which nobody needs, if its recorded forwards can serve on."""
-    if old is not None and old.graphs is not None:
-        if old.serves(batch, capacity, record):
-            old.restart(batch)
-            return old
+def emptied(old: SlotCache | None, batch: int, capacity: int, record: Record | None) -> SlotCache | None:
+    """`old`, which nobody needs, emptied for another batch, if its recorded forwards can serve on."""
+    if old is None or old.graphs is None:
+        return None
+    if not old.serves(batch, capacity, record):
         old.graphs.forget()
-    return SlotCache(layers, batch, capacity, device, alike, record)
+        return None
+    old.restart(batch)
+    return old
 
 
 class _Block:

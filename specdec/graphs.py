@@ -82,9 +82,9 @@ class Graphs:
             try:
                 recorded = self.record(lambda: function(*places))
             except RuntimeError as error:
-                why = str(error).splitlines()[0]
+                why = str(error).partition("\n")[0]
                 remedy = f"a forward cannot be recorded ({why}); use engine.compile=off."
-                raise OptionError("engine.compile", "graphs", remedy) from error
+                raise OptionError("engine.compile", "graphs or on", remedy) from error
             # the function is kept, since it holds tensors that the graph reads
             self._known[key] = (function, places, *recorded)
         _, places, replay, results = self._known[key]

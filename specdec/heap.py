@@ -1,4 +1,4 @@
-"""What glibc does with freed memory: by itself it gives large blocks back at once and small ones never."""
+"""What glibc does with freed memory: by itself it gives large blocks back at once and small ones seldom."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import attention, checkpoints, compiled
-from specdec.cache import SlotCache, empty_cache
+from specdec.cache import SlotCache, emptied
 from specdec.compat import cache_argument
 from specdec.config import TargetConfig
 from specdec.errors import OptionError
@@ -194,8 +194,10 @@ class Model:
             record: how its forwards are recorded, if they are to be; what one gives holds until the next.
             old: a cache that nobody needs; if its recorded forwards serve on, it is emptied and used again.
         """
+        if (again := emptied(old, batch, capacity, record)) is not None:
+            return again
         layers = self.config.num_hidden_layers
-        return empty_cache(layers, batch, capacity, self.device, self._layers_alike, record, old)
+        return SlotCache(layers, batch, capacity, self.device, self._layers_alike, record)
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, chunk: int = 512) -> Output:

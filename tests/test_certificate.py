@@ -277,6 +277,19 @@ def test_recorded_forwards_pass(bench, monkeypatch, rule, case, drafter):
     assert found["passed"] and found["proved"] == 1, found["failures"]
 
 
+def test_a_graph_that_computes_only_once_is_found(bench, monkeypatch):
+    """The mutant of the test above: replays leave the first results where they are."""
+
+    def stale(work):
+        replay, results = on_tape(work)
+        todo = [replay]
+        return lambda: todo and todo.pop()(), results
+
+    monkeypatch.setattr(Engine, "_recording", lambda self, mode: stale)
+    record = certificate.certify(pairing("block"), bench, Plan(2000, seed=1, one_by_one=5))
+    assert not verdict([json.loads(json.dumps(record))], alpha=1e-4, power=0.99)["passed"]
+
+
 def test_a_lossy_rule_gets_distances_and_no_certificate(bench):
     record = certificate.certify(pairing("synthetic"), bench, Plan(20_000, 0))
     assert not record["exact"] and "checks" not in record

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drafters.eagle.model import EagleModel
-from specdec.cache import empty_cache
+from specdec.cache import SlotCache, emptied
 from specdec.compiled import reading
 from specdec.distribution import Prefix
 from specdec.graphs import WIDEST, Record, pages
@@ -53,8 +53,10 @@ class Memory:
         old: Memory | None = None,
     ):
         self.model, self.run = model, run
-        layers, cache = model.architecture.layers, old and old.cache
-        self.cache = empty_cache(layers, batch, capacity, device, record=record, old=cache)
+        again = emptied(old and old.cache, batch, capacity, record)
+        if again is None:
+            again = SlotCache(model.architecture.layers, batch, capacity, device, record=record)
+        self.cache = again
         self.cos, self.sin = model.rope(capacity)
         self.slots = torch.arange(self.cache.capacity, device=device)
 

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 import drafters
-from experiments.gpu_check.forwards import step_bytes
+from experiments.gpu_check.forwards import step_bytes, told
 from specdec import verify
 from specdec.config import Config
 from specdec.drafter import Drafter
 from specdec.engine import Engine
-from specdec.errors import OptionError
 from specdec.ledger import Ledger
 from specdec.model import Model
 from specdec.speed_model import Acceptance, SpeedModel, Steps, Workload
@@ -106,13 +105,6 @@ def drafter_steps(
             except Exception as error:
                 found.append(row | {"error": told(error)})
     return found
-
-
-def told(error: Exception) -> str:
-    """An error in one line."""
-    return (
-        error.remedy if isinstance(error, OptionError) else f"{type(error).__name__}: {error}".split("\n")[0]
-    )
 
 
 def synthetic(

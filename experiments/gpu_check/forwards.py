@@ -13,6 +13,7 @@ import torch
 
 from experiments.bandwidth import footprint
 from experiments.machine import dtype_bytes, synchronize
+from specdec.errors import OptionError
 from specdec.model import Model
 from specdec.roofline import Accelerator, Architecture, forward
 from specdec.tree import Tree
@@ -106,7 +107,14 @@ def measure(target: Model, mode: str, batch: int, context: int, width: int, seco
         work = graphed(work) if mode == GRAPH else work
         return place | {"seconds": seconds_of(work, target.device, seconds)}
     except Exception as error:  # a mode that does not work here must not end the check
-        return place | {"seconds": None, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        return place | {"seconds": None, "error": told(error)}
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    return (
+        error.remedy if isinstance(error, OptionError) else f"{type(error).__name__}: {error}".split("\n")[0]
+    )
 
 
 def roofline(target: Model, accelerator: Accelerator, batch: int, context: int, width: int) -> dict[str, Any]:
