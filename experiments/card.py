@@ -9,6 +9,11 @@ from experiments.store import git_state, machine
 from specdec.config import Config
 from specdec.model import Model
 
+LOSS_NAMES = {
+    "cross_entropy": "cross-entropy to the target's law",
+    "log_acceptance": "−log Σ min(p, q)",
+    "hybrid": "cross-entropy going over to 1 − Σ min(p, q)",
+}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices, AdamW for the rest"}
 
 
@@ -27,7 +32,7 @@ def training_card(config: Config, target: Model, summary: dict[str, Any]) -> str
         "training": f"{summary['steps']:,} steps, {summary['positions']:,} positions, "
         f"{summary['minutes']:.0f} minutes; {OPTIMIZERS[task.optimizer]}, learning rate "
         f"{task.learning_rate} (warm-up {task.warmup} steps, then a cosine), {task.batch_positions} places "
-        "per step, cross-entropy to the target's law",
+        f"per step, {LOSS_NAMES[task.loss]}",
         "machine": f"{cpu}, torch {versions['torch']}, commit {git_state()['commit']}",
     }
     lines = [f"# {config.drafter.name} for {target.name}", ""]

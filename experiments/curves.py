@@ -10,18 +10,20 @@ from matplotlib.figure import Figure
 from experiments.plots import save
 
 
-def learning_curves(losses: list[list[float]], validations: list[dict[str, Any]], stem: Path) -> list[Path]:
+def learning_curves(
+    loss: str, losses: list[list[float]], validations: list[dict[str, Any]], stem: Path
+) -> list[Path]:
     """Training loss, and acceptance and agreement on held-out answers, by draft depth.
 
     Arguments:
-        losses: `[step, loss at depth 1, …]` per step. validations: see `drafters.training.loop.History`.
+        loss: what it is, e.g. "cross-entropy". losses: `[step, loss at depth 1, …]` per step. validations: see `drafters.training.loop.History`.
         stem: path without suffix.
     """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for depth in range(1, len(losses[0]) if losses else 1):
         left.plot([row[0] for row in losses], [row[depth] for row in losses], lw=0.8, label=f"depth {depth}")
-    left.set(xlabel="step", ylabel="cross-entropy to the target's law", title="Training")
+    left.set(xlabel="step", ylabel=loss, title="Training")
     steps = [v["step"] for v in validations]
     for depth in range(len(validations[0]["depths"]) if validations else 0):
         color = f"C{depth}"

@@ -18,12 +18,13 @@ from rich.console import Console
 import drafters
 from drafters.training import optimizer
 from drafters.training.loop import Loop, Schedule
+from drafters.training.losses import LOSSES
 from drafters.training.shards import Answer, ShardFolder
 from drafters.training.teacher import FeatureStore, Teacher
 from drafters.training.trainable import Trainable
 from drafters.training.vocabulary import coverage, most_frequent
 from experiments import distill
-from experiments.card import training_card
+from experiments.card import LOSS_NAMES, training_card
 from experiments.comparison import comparison, comparison_table
 from experiments.curves import learning_curves
 from experiments.store import Run
@@ -48,6 +49,7 @@ class Options:
     steps: int = 3000  # optimizer steps at most
     batch_positions: int = 4096  # places per step
     micro_positions: int = 2048  # places per forward; lower it if memory is short
+    loss: str = "cross_entropy"  # cross_entropy | log_acceptance | hybrid
     optimizer: str = "muon"  # muon (for matrices; adamw for the rest) | adamw
     learning_rate: float = 1e-3
     warmup: int = 50  # steps
@@ -73,6 +75,8 @@ class Options:
         )
         if self.learning_rate <= 0:
             raise OptionError("task.learning_rate", self.learning_rate, "must be > 0.")
+        if self.loss not in LOSSES:
+            raise OptionError("task.loss", self.loss, suggest(self.loss, LOSSES))
         if self.optimizer not in optimizer.NAMES:
             raise OptionError("task.optimizer", self.optimizer, suggest(self.optimizer, optimizer.NAMES))
         if self.precision not in PRECISIONS:
@@ -154,7 +158,7 @@ def run(config: Config, run_dir: Path) -> None:
     }
     output = Path(options.output).expanduser() if options.output else run_dir / "checkpoint"
     trainable.save(output, training_card(config, target, summary))
-    picture, *_ = learning_curves(history.losses, history.validations, run_dir / "curves")
+    picture, *_ = learning_curves(LOSS_NAMES[options.loss], history.losses, history.validations, run_dir / "curves")
     shutil.copy(picture, output)
     store.finish(summary)
     if compared:
@@ -240,6 +244,6 @@ def _store(parent: Path, teacher: Teacher, answers: list[Answer]) -> FeatureStor
 
 
 def _schedule(options: Options, seed: int, steps: int) -> Schedule:
-    names = ("batch_positions", "micro_positions", "optimizer", "learning_rate", "warmup")
+    names = ("batch_positions", "micro_positions", "loss", "optimizer", "learning_rate", "warmup")
     names += ("validate_every", "patience")
     return Schedule(steps=steps, seed=seed, **{name: getattr(options, name) for name in names})

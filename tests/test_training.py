@@ -22,8 +22,8 @@ from drafters.small import train as small_train
 from drafters.small.config import Config as SmallConfig
 from drafters.small.load import load_small
 from drafters.training.batches import groups, pad
-from drafters.training.cross_entropy import SLICE, head_cross_entropy, soft_cross_entropy
 from drafters.training.loop import Loop, Schedule
+from drafters.training.losses import LOSSES, SLICE, head_loss, soft_cross_entropy
 from drafters.training.shards import Answer
 from drafters.training.teacher import FeatureStore, Teacher
 from drafters.training.validation import validate
@@ -159,8 +159,22 @@ def test_soft_cross_entropy_is_minus_sum_p_log_q():
     torch.testing.assert_close(soft_cross_entropy(logits, law), expected, rtol=1e-5, atol=1e-5)
 
 
+def plain_losses(logits, law):
+    """By their formulas, for autograd to differentiate."""
+    q = logits.softmax(-1)
+    entropy = -(law * q.log()).sum(-1)
+    alpha = torch.minimum(law, q).sum(-1)
+    share = torch.exp(-3 * alpha.detach())
+    return {
+        "cross_entropy": entropy,
+        "log_acceptance": -alpha.log(),
+        "hybrid": share * entropy + (1 - share) * (1 - alpha),
+    }
+
+
+@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("trained", [False, True])
-def test_sliced_loss_has_the_gradients_of_the_plain_one(trained):
+def test_sliced_loss_has_the_gradients_of_the_plain_one(name, trained):
     """Loss and gradients against autograd through all logits at once, more rows than a slice holds."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(SLICE + 7, 5, generator=generator, requires_grad=True)
@@ -170,8 +184,8 @@ def test_sliced_loss_has_the_gradients_of_the_plain_one(trained):
     index = torch.randint(9, (len(states),), generator=generator)
     scale = torch.rand(len(states), generator=generator)
     inputs = [states, weight, bias] if trained else [states]
-    plain = soft_cross_entropy(states @ weight.T + bias, laws[index])
-    sliced = head_cross_entropy(states, weight, bias, laws, index)
+    plain = plain_losses(states @ weight.T + bias, laws[index])[name]
+    sliced = head_loss(LOSSES[name], states, weight, bias, laws, index)
     torch.testing.assert_close(sliced, plain, rtol=1e-5, atol=1e-5)
     for got, expected in zip(
         torch.autograd.grad((sliced * scale).sum(), inputs),

@@ -4,7 +4,7 @@
 - batches.py: the answers as padded batches
 - vocabulary.py: a reduced draft vocabulary and its way back
 - teacher.py: the frozen target's features and soft targets
-- cross_entropy.py: the loss
+- losses.py: what is minimised
 - trainable.py: what a drafter implements to be trained
 - optimizer.py: AdamW or Muon
 - validation.py: per-depth acceptance and agreement on held-out answers

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from drafters.training.batches import Batch, groups
-from drafters.training.cross_entropy import head_cross_entropy
+from drafters.training.losses import LOSSES, head_loss
 from drafters.training.optimizer import Optimizer
 from drafters.training.teacher import FeatureStore, Teacher
 from drafters.training.trainable import Trainable
@@ -32,6 +32,7 @@ class Schedule:
         steps: optimizer steps at most.
         batch_positions: places per step and process, padding included.
         micro_positions: places per forward; a step is several.
+        loss: one of `losses.LOSSES`.
         optimizer: one of `optimizer.NAMES`.
         learning_rate: its peak, reached after `warmup` steps, then a cosine down to a tenth.
         validate_every: steps.
@@ -42,6 +43,7 @@ class Schedule:
     steps: int = 2000
     batch_positions: int = 4096
     micro_positions: int = 2048
+    loss: str = "cross_entropy"
     optimizer: str = "muon"
     learning_rate: float = 1e-3
     warmup: int = 50
@@ -156,9 +158,10 @@ class Loop:
         return [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
 
     def _loss(self, batch: Batch, sums: list[float], counts: list[int]) -> Tensor:
-        """Σ over depths of discount^d × mean cross-entropy to the target's law; counts by depth."""
+        """Σ over depths of discount^d × mean loss to the target's law; counts by depth."""
         total, weight = torch.zeros((), device=batch.tokens.device), 1.0
         laws, index = self._laws(batch)
+        loss = LOSSES[self.schedule.loss]
         for depth, prediction in enumerate(self.trainable.predictions(batch)):
             if depth == len(sums):
                 sums.append(0.0)
@@ -166,7 +169,7 @@ class Loop:
             if not len(prediction.states):
                 continue
             which = index[prediction.row, prediction.place]
-            losses = head_cross_entropy(prediction.states, *prediction.head, laws, which)
+            losses = head_loss(loss, prediction.states, *prediction.head, laws, which)
             sums[depth] += float(losses.detach().sum())
             counts[depth] += len(losses)
             if prediction.regression is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drafters.training.batches import Batch
-from drafters.training.cross_entropy import soft_cross_entropy
+from drafters.training.losses import soft_cross_entropy
 from drafters.training.teacher import Teacher
 from drafters.training.trainable import Prediction, Trainable
 from specdec.model import Model
