@@ -16,7 +16,8 @@ def learning_curves(
     """Training loss, and acceptance and agreement on held-out answers, by draft depth.
 
     Arguments:
-        loss: what it is, e.g. "cross-entropy". losses: `[step, loss at depth 1, …]` per step. validations: see `drafters.training.loop.History`.
+        loss: what was minimised. losses: `[step, loss at depth 1, …]` per step.
+        validations: see `drafters.training.loop.History`.
         stem: path without suffix.
     """
     figure = Figure(figsize=(11, 4.2), layout="constrained")

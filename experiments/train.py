@@ -158,7 +158,9 @@ def run(config: Config, run_dir: Path) -> None:
     }
     output = Path(options.output).expanduser() if options.output else run_dir / "checkpoint"
     trainable.save(output, training_card(config, target, summary))
-    picture, *_ = learning_curves(LOSS_NAMES[options.loss], history.losses, history.validations, run_dir / "curves")
+    picture, *_ = learning_curves(
+        LOSS_NAMES[options.loss], history.losses, history.validations, run_dir / "curves"
+    )
     shutil.copy(picture, output)
     store.finish(summary)
     if compared:

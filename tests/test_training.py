@@ -21,7 +21,7 @@ from drafters.small import importance, prune, pruned
 from drafters.small import train as small_train
 from drafters.small.config import Config as SmallConfig
 from drafters.small.load import load_small
-from drafters.training.batches import groups, pad
+from drafters.training.batches import groups, pad, read_ahead
 from drafters.training.loop import Loop, Schedule
 from drafters.training.losses import LOSSES, SLICE, head_loss, soft_cross_entropy
 from drafters.training.shards import Answer
@@ -68,6 +68,23 @@ def plain(target, tokens):
 
 
 # ---------------------------------------------------------------- batches and vocabulary
+
+
+def test_batches_are_read_ahead_in_order_and_one_at_a_time():
+    begun = []
+
+    def read(n):
+        begun.append(n)
+        return 10 * n
+
+    found = read_ahead(iter(range(1, 10**9)), read)
+    assert next(found) == (1, 10) and next(found) == (2, 20)
+    assert len(begun) <= 3  # nothing beyond the next
+    found.close()
+    assert list(read_ahead([1, 2, 3], read)) == [(1, 10), (2, 20), (3, 30)]
+    assert list(read_ahead([], read)) == []
+    with pytest.raises(ZeroDivisionError):
+        next(read_ahead([0], lambda n: 1 // n))
 
 
 def test_groups_hold_every_sequence_once_and_fit():

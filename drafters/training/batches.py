@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from drafters.training.shards import Answer
 
+T = TypeVar("T")
 BUCKET = 16  # batches sorted by length together, so that little is padding
 
 
@@ -91,3 +94,16 @@ def _cut(order: list[int], lengths: Sequence[int], positions: int) -> Iterator[l
         group.append(i)
     if group:
         yield group
+
+
+def read_ahead(plan: Iterable[T], read: Callable[[T], Batch]) -> Iterator[tuple[T, Batch]]:
+    """Each of `plan` with its batch; while one is used, a thread reads the next."""
+    with ThreadPoolExecutor(1) as reader:
+        waiting: tuple[T, Future[Batch]] | None = None
+        for planned in plan:
+            following = planned, reader.submit(read, planned)
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = following
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from drafters.training.batches import Batch, groups
+from drafters.training.batches import Batch, groups, read_ahead
 from drafters.training.losses import LOSSES, head_loss
 from drafters.training.optimizer import Optimizer
 from drafters.training.teacher import FeatureStore, Teacher
@@ -193,17 +193,31 @@ class Loop:
                     parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
 
     def _batches(self) -> Iterator[Batch]:
-        """Endlessly, epoch after epoch; each process takes its share. Advances the history's place."""
-        history, rank, count = self.history, self.accelerator.process_index, self.accelerator.num_processes
+        """Endlessly, epoch after epoch. Advances the history's place.
+
+        Kept states are read while the batch before is learnt from; those that are not, the target computes.
+        """
+        history, plan = self.history, self._plan()
+
+        def read(planned: tuple[int, int, list[int]]) -> Batch:
+            return self._read(self.store, planned[2])
+
+        computed = self.store.folder is None
+        batches = ((planned, read(planned)) for planned in plan) if computed else read_ahead(plan, read)
+        for (history.epoch, history.group, _), batch in batches:
+            yield batch
+
+    def _plan(self) -> Iterator[tuple[int, int, list[int]]]:
+        """From the history's place on: epoch and next group after a batch, and this process's answers."""
+        epoch, start = self.history.epoch, self.history.group
+        rank, count = self.accelerator.process_index, self.accelerator.num_processes
         lengths = [self.teacher.length(a) for a in self.store.answers]
         while True:
-            order = groups(lengths, self.schedule.micro_positions, self.schedule.seed, history.epoch)
+            order = groups(lengths, self.schedule.micro_positions, self.schedule.seed, epoch)
             order = order[: len(order) // count * count] or order
-            while history.group < len(order):
-                mine = order[(history.group + rank) % len(order)]
-                history.group += count
-                yield self._read(self.store, mine)
-            history.epoch, history.group = history.epoch + 1, 0
+            for group in range(start, len(order), count):
+                yield epoch, group + count, order[(group + rank) % len(order)]
+            epoch, start = epoch + 1, 0
 
     def _read(self, store: FeatureStore, group: Sequence[int]) -> Batch:
         return store.read(group).to(self.teacher.target.device)
