@@ -7,9 +7,11 @@
 # PYTHON  the interpreter (python3). WHEELS  a folder of wheels that it lacks; they are unpacked to a folder that
 # is removed at the end. Results: gpu_check.md and summary.json in the run's directory (hydra.run.dir=...).
 set -euo pipefail
+python=$(realpath -s "$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}")")
+WHEELS=${WHEELS:+$(realpath "$WHEELS")}
 cd "$(dirname "$0")/.."
+"$python" -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed; set PYTHON")'
 
-python=${PYTHON:-python3}
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 if [[ -n ${WHEELS:-} ]]; then
     site=$(mktemp -d)

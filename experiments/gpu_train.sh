@@ -5,16 +5,17 @@
 #
 # TARGET  as in target=... (smollm2-135m). TOKENS  answer tokens to distil (4000000).
 # OUTPUT  where checkpoints, cards and curves go (outputs/trained/TARGET).
-# From the environment: PYTHON, the interpreter, and more options of run.py, which win over those below:
+# From the environment: PYTHON, the interpreter (python3), and more options of run.py, which win over those below:
 # OPTIONS of all runs, e.g. "target.path=/models/llama3-8b"; TRAIN of all trainings, e.g. "task.steps=2000
 # task.data.batch_size=128"; SMALL of the small model's, e.g. "drafter.layers=6"; MEASURE of the measurements.
 set -euo pipefail
+python=$(realpath -s "$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}")")
 cd "$(dirname "$0")/.."
+"$python" -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed; set PYTHON")'
 
 target=${1:-smollm2-135m}
 tokens=${2:-4000000}
 output=${3:-outputs/trained/$target}
-python=${PYTHON:-python}
 read -ra options <<<"${OPTIONS:-}"
 read -ra train <<<"${TRAIN:-}"
 read -ra small <<<"${SMALL:-}"

@@ -114,10 +114,10 @@ def _units(asked: list[prompts.Prompt], target: Model, engine: Engine, size: int
 
 def _warm_up(engines: dict[str, Engine], unit: Unit, tokens: int) -> None:
     if tokens:
-        for engine in engines.values():
-            short = replace(engine.config, max_new_tokens=tokens)
-            warm = Engine(engine.target, engine.drafter, engine.rule, engine.sampling, short, engine.source)
-            list(warm.decode(unit.ids, unit.sequences))
+        for engine in engines.values():  # the very ones: they keep what they record
+            asked, engine.config = engine.config, replace(engine.config, max_new_tokens=tokens)
+            list(engine.decode(unit.ids, unit.sequences))
+            engine.config = asked
 
 
 def _measure(engines: dict[str, Engine], units: list[Unit], repeats: int, store: Run, target: Model) -> None:
@@ -158,7 +158,9 @@ def _decode(engine: Engine, unit: Unit, meter: DraftMeter) -> list[dict[str, Any
     peak_memory.reset(engine.target.device)
     meter.take()
     by_sequence = {g.sequence: g for g in engine.decode(unit.ids, unit.sequences)}
-    shared = {"draft_bytes": meter.take(), "memory": peak_memory.peak(engine.target.device)}
+    shared: dict[str, Any] = {"memory": peak_memory.peak(engine.target.device)}
+    if engine.record is None or not engine.drafter.max_nodes:  # recorded forwards cannot be watched
+        shared["draft_bytes"] = meter.take()
     seconds = max(g.seconds for g in by_sequence.values())
     records = []
     for prompt, sequence in zip(unit.prompts, unit.sequences, strict=True):

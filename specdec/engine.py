@@ -201,7 +201,7 @@ class Engine:
                 drafter.select(rows)
             cache.settle(sequences.longest - 1)  # the last token is the root, not read yet
             lap["other"] = clock.lap()
-            batch.close_step(lap)
+            batch.close_step(clock.seconds(lap))
             if not batch.going_on:
                 self._idle = cache if self.record else None
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,24 +19,36 @@ WIDEST = 128  # tokens per row; a longer forward takes long enough not to mind i
 PAGE = 256  # slots: a graph looks at whole pages of the cache, so that the next page needs the next graph
 
 
+@lru_cache
 def on_cuda(device: torch.device) -> Record:
-    """One CUDA graph on `device`; all that are recorded by this share their scratch memory."""
-    pool: list[Any] = []
+    """CUDA graphs on `device`; all that are ever recorded there share their scratch memory and a stream."""
+    return _OnCuda(device)
 
-    def record(work: Work) -> tuple[Callable[[], object], tuple[Tensor, ...]]:
+
+class _OnCuda:
+    def __init__(self, device: torch.device):
+        self.device = device
         with torch.cuda.device(device):
-            pool[:] = pool or [torch.cuda.graph_pool_handle()]
-            main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-            side.wait_stream(main)
-            with torch.cuda.stream(side):  # libraries set themselves up in a first call
-                work()
-            main.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool[0]):
-                results = work()
-        return graph.replay, results
+            # a stream has a workspace of its own, and a pool dies with its last graph: so one of each, kept
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+            self.anchor = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.anchor, pool=self.pool, stream=self.stream):
+                self.held = torch.zeros(1, device=device)
 
-    return record
+    def __call__(self, work: Work) -> tuple[Callable[[], object], tuple[Tensor, ...]]:
+        with torch.cuda.device(self.device):
+            main = torch.cuda.current_stream()
+            self.stream.wait_stream(main)
+            with torch.cuda.stream(self.stream):  # libraries set themselves up in a first call
+                work()
+            main.wait_stream(self.stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                    results = work()
+            finally:
+                torch.cuda.set_stream(main)  # where a recording breaks off, torch does not
+        return graph.replay, results
 
 
 class Graphs:
@@ -60,7 +73,7 @@ class Graphs:
     def run(
         self, key: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        """`function(*inputs)`; the results hold until the next call with this key and inputs of these shapes.
+        """`function(*inputs)`; the results hold until anything that the same `record` recorded is done again.
 
         Arguments:
             key: whatever the function's kernels depend on apart from `inputs` and from what lies in memory.

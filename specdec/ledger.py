@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -234,22 +234,36 @@ def _share(numerator: int, denominator: int) -> float:
     return float(numerator / denominator) if denominator else float("nan")
 
 
+Lap = tuple[Any, Any]  # two moments of a `Clock`
+
+
 class Clock:
-    """Laps of wall time, synchronised with the device."""
+    """Laps of time; on CUDA those of the device, which notes moments as it passes them.
+
+    Nothing waits at a lap. Reading laps waits until the last one has passed, so read several at once.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.last = self._now()
+        self.last = self._moment()
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            import torch
+    def lap(self) -> Lap:
+        """From the last lap's end to what has been asked of the device so far."""
+        self.last, start = self._moment(), self.last
+        return start, self.last
 
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+    def seconds(self, laps: dict[str, Lap]) -> dict[str, float]:
+        """How long each took."""
+        if self.device.type != "cuda":
+            return {phase: end - start for phase, (start, end) in laps.items()}
+        self.last.synchronize()
+        return {phase: start.elapsed_time(end) / 1e3 for phase, (start, end) in laps.items()}
 
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        now = self._now()
-        seconds, self.last = now - self.last, now
-        return seconds
+    def _moment(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event

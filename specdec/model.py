@@ -97,6 +97,8 @@ class Model:
         self._mixed_masks = self._window is not None and "full_attention" in layer_types
         forms = {tuple((p.shape, p.device) for p in layer.parameters()) for layer in hf.get_decoder().layers}
         self._layers_alike = len(forms) == 1  # as their keys and values are
+        if self.device.type == "cuda":  # cuDNN plans an attention for every new shape; here each step has one
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.compiled = False  # whether forwards run compiled; may be set once `compile` has been called
         self._layers: compiled.CompiledLayers | None = None
         self._ready: set[int] = set()  # batch sizes whose forwards have been compiled

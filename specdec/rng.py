@@ -175,12 +175,16 @@ class PhiloxDraws:
         """`[B, count]` float64 in [0, 1), on the device of `sequence`."""
         batch, device = len(self.sequence), self.sequence.device
         if batch * count <= _FEW:
+            if isinstance(purpose, Tensor) and device.type != "cpu":  # all, rather than wait to hear which
+                every = torch.stack([self.uniform(p, index, count) for p in Purpose], 1)
+                return every[torch.arange(batch, device=device), purpose]
             lanes = range(index, index + count)
             purposes = purpose.tolist() if isinstance(purpose, Tensor) else [int(purpose)] * batch
             rows = zip(self._host_pairs(), purposes, strict=True)
             counters = ((lane, at, who, why) for (at, who), why in rows for lane in lanes)
             unit = [_to_unit(*philox(counter, self.key)[:2]) for counter in counters]
-            return torch.tensor(unit, dtype=torch.float64, device=device).view(batch, count)
+            found = torch.tensor(unit, dtype=torch.float64).view(batch, count)
+            return found.to(device, non_blocking=True)
         lane = torch.arange(index, index + count, device=device)[None]
         why = purpose if isinstance(purpose, Tensor) else torch.full_like(self.sequence, int(purpose))
         words = philox((lane, self.position[:, None], self.sequence[:, None], why[:, None]), self.key)

@@ -24,9 +24,8 @@ def keep(
     by_eos = torch.zeros_like(count, dtype=torch.bool)
     if eos_token_ids:
         steps = torch.arange(block.shape[1], device=block.device)
-        eos = (block[..., None] == torch.tensor(eos_token_ids, device=block.device)).any(-1) & (
-            steps < count[:, None]
-        )
+        ends = torch.tensor(eos_token_ids).to(block.device, non_blocking=True)
+        eos = (block[..., None] == ends).any(-1) & (steps < count[:, None])
         by_eos = eos.any(1)
         count = torch.where(by_eos, eos.int().argmax(1) + 1, count)
     return count, by_eos | (count == room), by_eos

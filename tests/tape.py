@@ -6,6 +6,7 @@ and tensors that are not inputs are the ones of the first. Asking the device for
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -16,7 +17,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from specdec import compiled
 
 ATTEND = torch.ops.specdec.attend.default
-SYNCHRONIZE = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default"}
+SYNCHRONIZE = {
+    "aten._local_scalar_dense.default",
+    "aten.nonzero.default",
+    "aten.equal.default",
+    "aten.masked_select.default",
+    "aten._unique2.default",
+}
 
 
 class Tape(TorchDispatchMode):
@@ -35,7 +42,10 @@ class Tape(TorchDispatchMode):
                 out = compiled._attend(*args, **kwargs)
             self.inside_attend = False
             return out
-        if str(func) in SYNCHRONIZE and not self.inside_attend:
+        by_mask = str(func).startswith("aten.index") and any(
+            isinstance(x, Tensor) and x.dtype == torch.bool for x in tree_flatten(args[1:2])[0]
+        )
+        if (str(func) in SYNCHRONIZE or by_mask) and not self.inside_attend:
             raise RuntimeError(f"{func} waits for the device")
         out = func(*args, **kwargs)
         if str(func) not in SYNCHRONIZE:
@@ -57,6 +67,14 @@ class Tape(TorchDispatchMode):
         return now
 
 
+class _Results:
+    def __init__(self, tensors: tuple[Tensor, ...]):
+        self.tensors = tensors
+
+
+_recorded: weakref.WeakSet[_Results] = weakref.WeakSet()
+
+
 def on_tape(work: Callable[[], tuple[Tensor, ...]]):
     """A `specdec.graphs.Record`."""
     work()
@@ -64,8 +82,12 @@ def on_tape(work: Callable[[], tuple[Tensor, ...]]):
     with tape:
         found = work()
     results = tuple(torch.full_like(x, 99) for x in found)  # nothing is computed while a graph is recorded
+    _recorded.add(holder := _Results(results))
 
     def replay() -> None:
+        for other in _recorded:  # scratch memory is shared, so another's results may be overwritten
+            for result in other.tensors if other is not holder else ():
+                result.fill_(99)
         now = tape.play()
         for result, was in zip(results, found, strict=True):
             result.copy_(now.get(id(was), was))

@@ -77,5 +77,16 @@ def test_rows_of_one_sequence():
 def test_laps_add_up_to_the_time_passed():
     clock = Clock(torch.device("cpu"))
     start = clock.last
-    laps = [clock.lap() for _ in range(5)]
+    laps = clock.seconds({str(i): clock.lap() for i in range(5)}).values()
     assert min(laps) >= 0 and sum(laps) == pytest.approx(clock.last - start)
+
+
+@pytest.mark.cuda
+def test_laps_on_cuda_are_the_device_s():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    clock = Clock(torch.device("cuda"))
+    torch.cuda._sleep(10**8)  # cycles, 50 ms or so
+    laps = {"busy": clock.lap()} | {"idle": clock.lap()}
+    seconds = clock.seconds(laps)
+    assert seconds["busy"] > 0.01 > seconds["idle"] >= 0

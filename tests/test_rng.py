@@ -253,5 +253,7 @@ def test_cpu_and_cuda_agree():
         host = PhiloxSource(4).at(sequence[rows], position[rows])
         device = PhiloxSource(4).at(sequence[rows].cuda(), position[rows].cuda())
         assert torch.equal(host.uniform(1, 0, 7), device.uniform(1, 0, 7).cpu())
+        why = torch.arange(len(rows)) % len(Purpose)
+        assert torch.equal(host.uniform(why, 0, 2), device.uniform(why.cuda(), 0, 2).cpu())
         assert torch.equal(host.categorical(probs[rows], 0), device.categorical(probs[rows].cuda(), 0).cpu())
         assert torch.equal(host.race(probs[rows], 1), device.race(probs[rows].cuda(), 1).cpu())

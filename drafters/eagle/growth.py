@@ -72,6 +72,7 @@ class Memory:
             `[B, 1, H]`: each row's state after its last entry.
         """
         base, cache, last = self.cache.lengths, self.cache, count[:, None, None] - 1
+        prompt = cache.longest == 0  # every length would be a recording of its own
         state = None
         for start in range(0, tokens.shape[1], CHUNK):
             piece = slice(start, start + CHUNK)
@@ -80,7 +81,7 @@ class Memory:
             used = cache.longest + states.shape[1]
             hidden = torch.zeros(*positions.shape, used, dtype=states.dtype, device=states.device)
             hidden.masked_fill_(self.slots[:used] > positions[..., None], torch.finfo(states.dtype).min)
-            after = self.forward(tokens[:, piece], states, positions, hidden[:, None])
+            after = self.forward(tokens[:, piece], states, positions, hidden[:, None], replay=not prompt)
             at = (last - start).clamp(0, after.shape[1] - 1).expand(-1, 1, after.shape[2])
             found = after.gather(1, at)
             state = found if state is None else torch.where(last >= start, found, state)
@@ -89,15 +90,18 @@ class Memory:
         assert state is not None
         return state
 
-    def forward(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, replay: bool = True
+    ) -> Tensor:
         """Write entries `[B, T]` behind the last ones; `[B, T, H]` the states after them.
 
         Arguments:
             tokens, states: as in `EagleModel`. positions: `[B, T]`. mask: `[B, 1, T, S]` additive.
+            replay: as a recorded forward, where forwards are recorded.
         """
         cache, count = self.cache, tokens.shape[1]
         inputs = tokens, states, self.cos[positions], self.sin[positions], mask
-        if cache.graphs is not None and cache.blocks and count <= WIDEST:
+        if replay and cache.graphs is not None and cache.blocks and count <= WIDEST:
             after = self._replayed(*inputs)
         else:
             after = self._forward(*inputs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SLICE = 64  # rows
+SLICE, SLICE_ON_CUDA = 64, 4096  # rows; on CUDA launches cost more than memory
 ADAPTIVITY = 3.0  # of `hybrid`, as in its paper
 
 # logits and laws, both `[P, Vd]` → the losses `[P]` and their derivatives by the logits `[P, Vd]`
@@ -86,7 +86,7 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         losses = states.new_empty(len(states), dtype=torch.float32)
         gradient = torch.empty_like(states)
-        for rows in _slices(len(states)):
+        for rows in _slices(states):
             losses[rows], slope = loss(_logits(states[rows], weight, bias), laws[index[rows]])
             gradient[rows] = (slope.to(weight.dtype) @ weight).to(gradient.dtype)
         ctx.loss = loss
@@ -100,7 +100,7 @@ class _HeadLoss(torch.autograd.Function):
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
         of_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         if of_weight is not None or of_bias is not None:  # a head of its own: its slopes once more
-            for rows in _slices(len(states)):
+            for rows in _slices(states):
                 _, slope = ctx.loss(_logits(states[rows], weight, bias), laws[index[rows]])
                 slope = (slope * scale[rows, None]).to(weight.dtype)
                 if of_weight is not None:
@@ -110,8 +110,9 @@ class _HeadLoss(torch.autograd.Function):
         return None, gradient * scale[:, None].to(gradient.dtype), of_weight, of_bias, None, None
 
 
-def _slices(count: int) -> list[slice]:
-    return [slice(start, start + SLICE) for start in range(0, count, SLICE)]
+def _slices(states: Tensor) -> list[slice]:
+    rows = SLICE_ON_CUDA if states.is_cuda else SLICE
+    return [slice(start, start + rows) for start in range(0, len(states), rows)]
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

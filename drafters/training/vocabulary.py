@@ -41,4 +41,4 @@ def coverage(answers: Iterable[Answer], token_map: Tensor | None, vocab: int) ->
     if token_map is None:
         return 1.0
     counts = token_counts(answers, vocab)
-    return float(counts[token_map].sum() / counts.sum().clamp(min=1))
+    return float(counts[token_map.cpu()].sum() / counts.sum().clamp(min=1))

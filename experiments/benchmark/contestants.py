@@ -86,7 +86,8 @@ def ours(method: str, engine: Engine) -> Contestant:
 
     def decode(prompt: list[int]) -> list[int]:
         engine.ledger = Ledger()
-        return next(engine.decode([prompt], [0])).tokens
+        (generation,) = engine.decode([prompt], [0])
+        return generation.tokens
 
     def facts() -> dict[str, Any]:
         steps = engine.ledger.step_seconds

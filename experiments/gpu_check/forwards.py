@@ -46,7 +46,11 @@ def graphed(work: Work) -> Work:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+
+    def replay(work: Work = work) -> None:  # which holds the tensors that the graph reads
+        graph.replay()
+
+    return replay
 
 
 @lru_cache(maxsize=1)

@@ -50,7 +50,8 @@ class SyntheticRule(Rule):
     def _by_depth(self, proposal: Proposal, p: Tensor) -> Tensor:
         """`[D]`: the acceptance probability at each depth."""
         depth = proposal.tree.max_depth
-        return p.new_tensor([self.rates[min(i, len(self.rates) - 1)] for i in range(depth)])
+        rates = [self.rates[min(i, len(self.rates) - 1)] for i in range(depth)]
+        return torch.tensor(rates, dtype=p.dtype).to(p.device, non_blocking=True)
 
     def expected_accepted(self, proposal: Proposal, p: Tensor) -> Tensor:
         node, reach = p.new_full((len(p),), -1, dtype=torch.int64), torch.ones_like(p[:, 0, 0])
