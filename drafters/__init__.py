@@ -96,7 +96,8 @@ def build(config: Mapping[str, Any] | Any, target: Any) -> Drafter:
     """
     config = check(config)
     if config.name == ALL:
-        raise OptionError("drafter", ALL, f"is for task=certify only; {suggest('', names())}")
+        remedy = f"is only for task=certify, benchmark and gpu_check; {suggest('', names())}"
+        raise OptionError("drafter", ALL, remedy)
     return importlib.import_module(f"drafters.{config.name}.drafter").build(config, target)
 
 

@@ -18,6 +18,9 @@ from pathlib import Path
 
 from experiments import trackers
 from specdec.config import Config, from_mapping
+from specdec.errors import OptionError
+
+READERS = ("report", "speed_model")  # tasks that read stored runs
 
 
 def run(config: Config, run_dir: Path) -> None:
@@ -25,7 +28,10 @@ def run(config: Config, run_dir: Path) -> None:
     if config.resume and (run_dir / "summary.json").exists():
         print(f"{run_dir} is finished already", file=sys.stderr)
         return
-    task = importlib.import_module(f"experiments.{config.task['name']}")
+    name = config.task["name"]
+    if config.runs is not None and name not in READERS:
+        raise OptionError("runs", config.runs, f"is not read by task={name}, but by {', '.join(READERS)}.")
+    task = importlib.import_module(f"experiments.{name}")
     config.task = from_mapping(task.Options, config.task, "task")
     trackers.check(config.logger)
     task.run(config, run_dir)

@@ -31,26 +31,33 @@ def footprint(model: Model) -> dict[str, int]:
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of the weights that a forward reads whole; of an embedding table it reads only some rows.
 
-    A table that serves as the output projection too is read whole, once.
+    A table that serves as the output projection too is read whole, once; so are the target's weights that a
+    part of a drafter has `lent`.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     tables -= {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear)}
-    return sum(p.numel() * p.element_size() for p in module.parameters() if id(p) not in tables)
+    own = [p for p in module.parameters() if id(p) not in tables]
+    for part in module.modules():
+        own += getattr(part, "lent", ())
+    return sum(x.nbytes for x in own)
 
 
 class DraftMeter:
-    """Counts the bytes of weights that a drafter reads, by watching the forwards of its modules.
+    """Counts bytes of weights that a drafter reads: as it says itself, or its modules' once a call.
 
     Whatever module the drafter holds is found by itself. The target itself is not counted; a part of the
-    target that the drafter calls (a shared head) is.
+    target that the drafter reads (rows of its head) is.
     """
 
     def __init__(self, drafter: Drafter, target: Model):
-        self.bytes = 0
+        self.drafter, self.bytes, self.before = drafter, 0, drafter.bytes_read or 0
         self._hooks = [m.register_forward_hook(self._counter(m)) for m in drafter_modules(drafter, target)]
 
     def take(self) -> int:
         """The bytes since the last call."""
+        if (total := self.drafter.bytes_read) is not None:
+            taken, self.before = total - self.before, total
+            return taken
         taken, self.bytes = self.bytes, 0
         return taken
 

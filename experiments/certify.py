@@ -145,7 +145,7 @@ def find_pairings(config: Config, bench: Bench) -> tuple[list[tuple], list[dict[
     Raises:
         OptionError: one pairing is asked for, and it is refused.
     """
-    rules = verify.names() if config.verify["name"] == "all" else [config.verify]
+    rules = verify.names() if config.verify["name"] == verify.ALL else [config.verify]
     rules = [rule if isinstance(rule, dict) else {"name": rule} for rule in rules]
     for rule in rules:
         verify.build(rule)

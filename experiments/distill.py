@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
@@ -35,6 +35,8 @@ TEXT_CHARACTERS = (250, 1100)
 class Options:
     """Options of `task=distill`."""
 
+    GROUP: ClassVar[str] = "task"  # where they stand
+
     name: str = "distill"
     source: str = (
         "templates"  # templates (built in) | text (continued by the target) | chat (JSONL conversations)
@@ -54,17 +56,23 @@ class Options:
     folder: str | None = None  # null = <cache>/distilled/<target>[-<source>]
 
     def __post_init__(self) -> None:
-        at_least(
-            "task", self, tokens=1, max_new_tokens=1, prompt_tokens=1, longest_prompt=1, batch_size=1, round=1
+        least = dict.fromkeys(
+            ("tokens", "max_new_tokens", "prompt_tokens", "longest_prompt", "batch_size", "round"), 1
         )
+        at_least(self.GROUP, self, **least)
         if self.source not in SOURCES:
-            raise OptionError("task.source", self.source, f"no such source; {suggest(self.source, SOURCES)}")
+            remedy = f"no such source; {suggest(self.source, SOURCES)}"
+            raise OptionError(f"{self.GROUP}.source", self.source, remedy)
         if self.source != "templates" and not self.path:
-            raise OptionError(
-                "task.path", "null", f"must name the file that task.source={self.source} reads."
-            )
+            remedy = f"must name the file that {self.GROUP}.source={self.source} reads."
+            raise OptionError(f"{self.GROUP}.path", "null", remedy)
+        if self.source == "templates" and self.path:
+            remedy = f"is not read by {self.GROUP}.source=templates; use text or chat."
+            raise OptionError(f"{self.GROUP}.path", self.path, remedy)
         if not self.temperatures or min(self.temperatures) < 0:
-            raise OptionError("task.temperatures", self.temperatures, "must be a list of numbers ≥ 0.")
+            raise OptionError(
+                f"{self.GROUP}.temperatures", self.temperatures, "must be a list of numbers ≥ 0."
+            )
 
 
 def run(config: Config, run_dir: Path) -> None:
@@ -162,11 +170,14 @@ def _source(options: Options, target: Model, seed: int) -> sources.Source:
     if options.source == "templates":
         return sources.Templates(target, seed)
     path = Path(options.path or "").expanduser()
-    asked = (
-        sources.text(path, target, options.prompt_tokens)
-        if options.source == "text"
-        else sources.chat(path, target)
-    )
+    try:
+        asked = (
+            sources.text(path, target, options.prompt_tokens)
+            if options.source == "text"
+            else sources.chat(path, target)
+        )
+    except OptionError as error:
+        raise error.renamed("task.", f"{options.GROUP}.") from error
     return sources.Finite(asked, options.batch_size * options.round, seed)
 
 

@@ -159,7 +159,8 @@ def _decode(engine: Engine, unit: Unit, meter: DraftMeter) -> list[dict[str, Any
     meter.take()
     by_sequence = {g.sequence: g for g in engine.decode(unit.ids, unit.sequences)}
     shared: dict[str, Any] = {"memory": peak_memory.peak(engine.target.device)}
-    if engine.record is None or not engine.drafter.max_nodes:  # recorded forwards cannot be watched
+    watched = engine.record is None or not engine.drafter.max_nodes  # recorded forwards cannot be
+    if watched or engine.drafter.bytes_read is not None:
         shared["draft_bytes"] = meter.take()
     seconds = max(g.seconds for g in by_sequence.values())
     records = []

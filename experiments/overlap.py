@@ -44,7 +44,8 @@ def run(config: Config, run_dir: Path) -> None:
     """Compare the prompts of `config.prompts` with the training data; `summary.json` lists every pair."""
     path = Path(config.task.training or "").expanduser()
     if not config.task.training or not path.exists():
-        raise OptionError("task.training", config.task.training, "there is no such folder or file.")
+        remedy = "must name a folder of task=distill, a JSONL or a text file that is there."
+        raise OptionError("task.training", config.task.training or "null", remedy)
     asked = prompts.load(config.prompts)
     texts: list[Text] = [prompt.text for prompt in asked]
     training: Iterable[Text] = lines(path)

@@ -17,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+import drafters
 from drafters import budget
 from experiments import plots
 from experiments.report import prediction, stored
@@ -50,7 +51,7 @@ def run(config: Config, run_dir: Path) -> None:
     found = stored.find(wanted)
     results = analyse(found, task.longest)
     for g in results["groups"]:
-        if g["budgets"]:
+        if g["budgets"] and _can_be_remembered(g["drafter"]):
             best = g["best_nodes"]
             budget.remember(g["drafter"], g["target"], best, g["budgets"][best]["speedup"])
     store = Run(run_dir, config)
@@ -177,6 +178,11 @@ def _tables(results: dict[str, Any]) -> list[Table]:
     return found
 
 
+def _can_be_remembered(drafter: str) -> bool:
+    """Whether `drafter.nodes=null` is left to what is measured."""
+    return getattr(drafters.config_class(drafter)(), "nodes", 0) is None
+
+
 def _notes(results: dict[str, Any]) -> list[str]:
     lines = [f"{cause}: {meaning}." for cause, meaning in CAUSES.items()]
     for g in results["groups"]:
@@ -187,9 +193,9 @@ def _notes(results: dict[str, Any]) -> list[str]:
         if g["budgets"]:
             n = g["best_nodes"]
             gain = f"predicted speedup {g['budgets'][n]['speedup']:.2f} ×"
-            lines.append(
-                f"{g['name']}: the best tree has {n} nodes, {gain}; drafter.nodes=null now means {n}."
-            )
+            known = _can_be_remembered(g["drafter"])
+            use = f"drafter.nodes=null now means {n}" if known else f"use drafter.nodes={n}"
+            lines.append(f"{g['name']}: the best tree has {n} nodes, {gain}; {use}.")
         if g["median_error"] is not None:
             lines.append(f"{g['name']}: median error of held-out draft lengths {g['median_error']:.1%}.")
     return lines

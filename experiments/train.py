@@ -8,7 +8,7 @@ import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -40,11 +40,18 @@ PRECISIONS = ("auto", "no", "bf16")
 
 
 @dataclass
+class Data(distill.Options):
+    """Options of `task=distill`, as part of those of `task=train`."""
+
+    GROUP: ClassVar[str] = "task.data"
+
+
+@dataclass
 class Options:
     """Options of `task=train`."""
 
     name: str = "train"
-    data: distill.Options = field(default_factory=distill.Options)
+    data: Data = field(default_factory=Data)
     draft_vocab: str = "8192"  # the most frequent tokens that the drafter may guess; full = all
     steps: int = 3000  # optimizer steps at most
     batch_positions: int = 4096  # places per step
@@ -76,11 +83,14 @@ class Options:
         if self.learning_rate <= 0:
             raise OptionError("task.learning_rate", self.learning_rate, "must be > 0.")
         if self.loss not in LOSSES:
-            raise OptionError("task.loss", self.loss, suggest(self.loss, LOSSES))
+            remedy = f"no such choice; {suggest(self.loss, LOSSES)}"
+            raise OptionError("task.loss", self.loss, remedy)
         if self.optimizer not in optimizer.NAMES:
-            raise OptionError("task.optimizer", self.optimizer, suggest(self.optimizer, optimizer.NAMES))
+            remedy = f"no such choice; {suggest(self.optimizer, optimizer.NAMES)}"
+            raise OptionError("task.optimizer", self.optimizer, remedy)
         if self.precision not in PRECISIONS:
-            raise OptionError("task.precision", self.precision, suggest(self.precision, PRECISIONS))
+            remedy = f"no such choice; {suggest(self.precision, PRECISIONS)}"
+            raise OptionError("task.precision", self.precision, remedy)
         if self.draft_vocab != "full" and not (self.draft_vocab.isdigit() and int(self.draft_vocab)):
             raise OptionError("task.draft_vocab", self.draft_vocab, "must be a number of tokens, or full.")
 

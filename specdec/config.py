@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -63,6 +63,8 @@ class TargetConfig:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise OptionError("target.device", self.device, "no such device; choose auto, cpu, cuda, cuda:N.")
         at_least("target", self, vocab_size=2, hidden_size=1, layers=1)
+        if self.path and self.source != "hf":
+            raise OptionError("target.path", self.path, f"is not read by target={self.name}; use target=hf.")
 
 
 @dataclass
@@ -78,6 +80,8 @@ class PromptsConfig:
         at_least("prompts", self, limit=1)
         if self.name in ("file", "spec_bench") and not self.path:
             raise OptionError("prompts.path", "null", f"must name the file that prompts={self.name} reads.")
+        if self.name == "builtin" and self.path:
+            raise OptionError("prompts.path", self.path, "is not read by prompts=builtin; use prompts=file.")
 
 
 @dataclass
@@ -90,7 +94,7 @@ class EngineConfig:
     ignore_eos: bool = False
     prefill_chunk: int = 512  # prompt tokens per prefill forward
     check_contract: bool = False  # re-draw every proposal and compare it with its declaration
-    fixed_width: int | None = None  # pad every forward to this many tokens (a multiple of 16): same rounding
+    fixed_width: int | None = None  # pad every forward to this many tokens, so that all round alike
     threads: int | None = None  # CPU threads; null = as the machine has
     # auto, on, off, graphs. on: torch.compile (on CUDA recorded as well); graphs: recorded CUDA forwards;
     compile: str = "auto"  # auto: torch.compile for large bfloat16 models on CPUs, else off
@@ -120,6 +124,10 @@ class Config:
     resume: bool = False
     runs: Any = None  # stored runs that a task reads: a folder, a pattern, or a list of them
     logger: str | None = None  # a tracker besides the files: see experiments/trackers.py
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise OptionError("seed", self.seed, "must lie between 0 and 2^64 − 1.")
 
 
 def at_least(group: str, config: object, **least: int) -> None:
@@ -153,7 +161,26 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], group: str) -> T:
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, dict(mapping)))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise explain(error, group) from error
+        raise _in_a_list(cls, mapping, group) or explain(error, group) from error
+
+
+def _in_a_list(cls: type, mapping: Mapping[str, Any], group: str) -> OptionError | None:
+    """The library does not say which list it found a wrong element in."""
+    for name, kind in get_type_hints(cls).items():
+        kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        lists = [part for part in kinds if get_origin(part) is list]
+        value = mapping.get(name)
+        if lists and value is not None and not any(_fits(value, part) for part in lists):
+            return OptionError(f"{group}.{name}", value, f"must be {describe(kind)}.")
+    return None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether plain values are of a type; numbers may be whole, and texts may be read as anything later."""
+    if get_origin(kind) is list:
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return is_list and all(_fits(item, get_args(kind)[0]) for item in value)
+    return isinstance(value, (str, int, float) if kind is float else (str, kind))
 
 
 def explain(error: OmegaConfBaseException, group: str = "", value: object = None) -> OptionError:

@@ -57,6 +57,7 @@ class Drafter(ABC):
             `Model.features`).
         compiled: set by the engine before `begin`: whether networks are to run as `compile` made them.
         record: set likewise: how their forwards are recorded, if they are to be.
+        bytes_read: of weights so far; `None` = what its modules' forwards read, which are watched.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Drafter(ABC):
     features: tuple[int, ...] = ()
     compiled: bool = False
     record: Record | None = None
+    bytes_read: int | None = None
 
     def compile(self, batch: int) -> None:  # noqa: B027 - a drafter without networks has nothing to do
         """Make its networks ready to run compiled, for batches of up to `batch` rows.

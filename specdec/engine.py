@@ -62,7 +62,7 @@ class Engine:
             raise OptionError("engine.fixed_width", width, remedy)
         for words in self.sampling.bad_words:
             self._refuse_unknown_tokens("sampling.bad_words", words)
-        if isinstance(source, int) and not 0 <= source < 2**64:
+        if isinstance(source, int) and not 0 <= source < 2**64:  # from Python; run.py has seen to it
             raise OptionError("seed", source, "must lie between 0 and 2^64 − 1.")
         self.eos_token_ids = () if self.config.ignore_eos else target.eos_token_ids
         mode = self.config.compile

@@ -22,6 +22,10 @@ class OptionError(SpecdecError, ValueError):
         self.option, self.value, self.remedy = option, value, remedy
         super().__init__(f"{option}={value}: {remedy}")
 
+    def renamed(self, old: str, new: str) -> "OptionError":
+        """The same of an option that stands elsewhere, in the remedy as well."""
+        return OptionError(self.option.replace(old, new), self.value, self.remedy.replace(old, new))
+
 
 class NumericalError(SpecdecError):
     """Nothing to draw from: NaN or infinite logits, or every token banned; names the step and the row.

@@ -78,11 +78,6 @@ def _single_bos(ids: list[int], bos: int | None) -> list[int]:
     return list(ids[1:] if doubled else ids)
 
 
-def same_tokenizer(a: PreTrainedTokenizerBase | None, b: PreTrainedTokenizerBase | None) -> bool:
-    """Whether both give every token the same id (two models without tokenizers count as equal)."""
-    return not tokenizer_differences(a, b, limit=1)
-
-
 def tokenizer_differences(
     a: PreTrainedTokenizerBase | None, b: PreTrainedTokenizerBase | None, limit: int = 3
 ) -> list[str]:
@@ -140,13 +135,3 @@ class PaddedVocabulary:
     def to_drafter(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids for the drafter's embedding; one that it lacks (padding, never text) becomes 0."""
         return ids if self.target_size <= self.drafter_size else ids.where(ids < self.drafter_size, 0)
-
-
-def padded_vocabulary(target, drafter) -> PaddedVocabulary:
-    """The vocabulary map of two models, from the width of their logits."""
-    return PaddedVocabulary(vocabulary_size(target), vocabulary_size(drafter))
-
-
-def vocabulary_size(model) -> int:
-    """Width of the model's logits."""
-    return model.config.get_text_config(decoder=True).vocab_size

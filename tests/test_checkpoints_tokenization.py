@@ -13,9 +13,8 @@ from specdec.tokenization import (
     PaddedVocabulary,
     byte_tokenizer,
     encode_prompts,
-    padded_vocabulary,
     require_same_tokenizer,
-    same_tokenizer,
+    tokenizer_differences,
 )
 
 BOS = 256
@@ -70,13 +69,9 @@ def test_text_without_tokenizer():
         encode_prompts(None, ["a"])
 
 
-def test_same_tokenizer(tokenizer):
-    assert same_tokenizer(tokenizer, byte_tokenizer())
-    assert same_tokenizer(None, None)
-    assert not same_tokenizer(tokenizer, None)
-    other = byte_tokenizer()
-    other.add_tokens(["<think>"])
-    assert not same_tokenizer(tokenizer, other)
+def test_tokenizers_that_do_not_differ(tokenizer):
+    assert tokenizer_differences(tokenizer, byte_tokenizer()) == tokenizer_differences(None, None) == []
+    assert tokenizer_differences(tokenizer, None) == ["only one of the two has a tokenizer"]
 
 
 def test_a_drafter_with_another_tokenizer_is_refused_with_the_first_difference(tokenizer):
@@ -112,10 +107,6 @@ def test_equal_vocabularies_are_left_alone():
 
 def tiny(**fields):
     return load(TargetConfig(name="tiny", source="tiny", device="cpu", **fields), silent).model
-
-
-def test_padded_vocabulary_of_two_models():
-    assert padded_vocabulary(tiny(vocab_size=300), tiny(vocab_size=264)) == PaddedVocabulary(300, 264)
 
 
 def test_eos_is_what_generate_uses(tokenizer):

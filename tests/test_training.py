@@ -553,17 +553,21 @@ def test_drafters_without_training_say_so():
         trainer_of("ngram")
 
 
-def test_the_whole_task(tmp_path, monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_whole_task(device, tmp_path, monkeypatch):
     """`task=train` from nothing to checkpoints that draft; hidden states are computed once for all."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    target = Model.load(TargetConfig(name="tiny", source="tiny"))
+    target = Model.load(TargetConfig(name="tiny", source="tiny", device=device))
     for name, option, where in (
         ("eagle", "drafter.depth=2", "checkpoint"),  # reads most of the target, so it comes first
         ("medusa", "drafter.heads=2", "checkpoint"),
         ("small", "drafter.layers=1", "path"),
     ):
         overrides = [
-            "task=train", f"drafter={name}", option, "target=tiny", "task.precision=no",
+            "task=train", f"drafter={name}", option, "target=tiny", f"target.device={device}",
+            "task.precision=no",
             "task.data.tokens=300", "task.data.batch_size=8",
             "task.data.round=1", "task.data.max_new_tokens=8", "task.data.longest_prompt=300", "task.steps=4",
             "task.validate_every=2", "task.draft_vocab=100", "task.warmup=1",

@@ -55,9 +55,11 @@ class Config:
     def __post_init__(self) -> None:
         for name, choices in {"mode": MODES, "siblings": SIBLINGS, "weights": WEIGHTS}.items():
             if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"drafter.{name}", getattr(self, name), suggest(getattr(self, name), choices)
-                )
+                value = getattr(self, name)
+                raise OptionError(f"drafter.{name}", value, f"no such choice; {suggest(value, choices)}")
+        if self.weights == "random" and self.checkpoint is not None:
+            remedy = "is only for drafter.weights=pretrained; give one of them."
+            raise OptionError("drafter.checkpoint", self.checkpoint, remedy)
         if self.generation not in (1, 3):
             raise OptionError(
                 "drafter.generation", self.generation, "is 1 (EAGLE and EAGLE-2) or 3 (EAGLE-3)."

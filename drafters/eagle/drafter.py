@@ -135,6 +135,10 @@ class EagleDrafter(Drafter):
         growth.close()
         return proposal
 
+    @property
+    def bytes_read(self) -> int:  # type: ignore[override]
+        return self.model.bytes_read
+
     def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:
         self._catch_up(sequences)
         width = max(map(len, sequences.last_block))

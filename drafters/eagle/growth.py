@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafters.eagle.model import EagleModel
 from specdec.cache import SlotCache, emptied
@@ -53,6 +53,8 @@ class Memory:
         old: Memory | None = None,
     ):
         self.model, self.run = model, run
+        entered = model.fc if model.architecture.generation == 1 else nn.Identity()
+        self._bytes = sum(p.nbytes for part in (model.layers, entered) for p in part.parameters())
         again = emptied(old and old.cache, batch, capacity, record)
         if again is None:
             again = SlotCache(model.architecture.layers, batch, capacity, device, record=record)
@@ -100,6 +102,7 @@ class Memory:
             replay: as a recorded forward, where forwards are recorded.
         """
         cache, count = self.cache, tokens.shape[1]
+        self.model.bytes_read += self._bytes
         inputs = tokens, states, self.cos[positions], self.sin[positions], mask
         if replay and cache.graphs is not None and cache.blocks and count <= WIDEST:
             after = self._replayed(*inputs)

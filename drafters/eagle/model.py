@@ -178,6 +178,7 @@ class EagleModel(nn.Module):
         )
         self._lent: dict[str, Any] = {}  # the target's, no parameters of ours
         self._rope: tuple[Tensor, Tensor] | None = None
+        self.bytes_read = 0  # of weights, so far, by drafting; compiled forwards are not seen by hooks
         self.slot_layers = [torch.tensor(i, device="cpu") for i in range(a.layers)]  # for `specdec::attend`
 
     @property
@@ -202,7 +203,10 @@ class EagleModel(nn.Module):
     def states(self, features: Iterable[Tensor]) -> Tensor:
         """The target's features `[B, T, H_t]` each → states `[B, T, H]` of the same positions."""
         joined = torch.cat([f.to(self.fc.weight.device, self.fc.weight.dtype) for f in features], -1)
-        return self.fc(self.feature_norm(joined)) if self.architecture.generation == 3 else joined
+        if self.architecture.generation == 1:
+            return joined
+        self.bytes_read += self.fc.weight.nbytes
+        return self.fc(self.feature_norm(joined))
 
     def forward(self, tokens: Tensor, states: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """The states after some entries.
@@ -228,6 +232,7 @@ class EagleModel(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """`[B, T, V_d]`: of the token after each state, over the draft vocabulary."""
         weight, bias = self.head
+        self.bytes_read += weight.nbytes
         return linear(self.norm(states).to(weight.dtype), weight, bias)
 
     @property

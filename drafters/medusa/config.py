@@ -35,9 +35,11 @@ class Config:
     def __post_init__(self) -> None:
         at_least("drafter", self, nodes=1, heads=1, resblocks=1, draft_vocab=1)
         if self.siblings not in SIBLINGS:
-            raise OptionError("drafter.siblings", self.siblings, suggest(self.siblings, SIBLINGS))
+            remedy = f"no such choice; {suggest(self.siblings, SIBLINGS)}"
+            raise OptionError("drafter.siblings", self.siblings, remedy)
         if self.weights not in WEIGHTS:
-            raise OptionError("drafter.weights", self.weights, suggest(self.weights, WEIGHTS))
+            remedy = f"no such choice; {suggest(self.weights, WEIGHTS)}"
+            raise OptionError("drafter.weights", self.weights, remedy)
         if self.weights == "random" and self.checkpoint is not None:
             remedy = "is only for drafter.weights=pretrained; give one of them."
             raise OptionError("drafter.checkpoint", self.checkpoint, remedy)

@@ -109,6 +109,11 @@ class MedusaHeads(nn.Module):
             F.rms_norm(embedded, embedded.shape[-1:])
         )  # features have unit scale, too
 
+    @property
+    def lent(self) -> list[Tensor]:
+        """The target's weights that a forward reads whole."""
+        return [] if self.spec.own_head else [self._shared[0]]
+
     def head(self, d: int) -> tuple[Tensor, Tensor | None]:
         """Matrix `[Vd, H]` and bias `[Vd]`, if any, of head d."""
         return (self.heads[d].weight, None) if self.spec.own_head else self._shared

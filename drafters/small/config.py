@@ -43,7 +43,8 @@ class Config:
             raise OptionError("drafter.layers", self.layers, "must be ≥ 1.")
         at_least("drafter", self, units=1, groups=1)
         if self.importance not in IMPORTANCE:
-            raise OptionError("drafter.importance", self.importance, suggest(self.importance, IMPORTANCE))
+            remedy = f"no such choice; {suggest(self.importance, IMPORTANCE)}"
+            raise OptionError("drafter.importance", self.importance, remedy)
         if self.path is not None and self.layers is not None:
             raise OptionError(
                 "drafter.layers", self.layers, "is only for drafter.path=null; give one of them."
@@ -51,6 +52,7 @@ class Config:
         if any(children < 1 for children in self.tree):
             raise OptionError("drafter.tree", self.tree, "every position needs at least one child.")
         if self.siblings not in SIBLINGS:
-            raise OptionError("drafter.siblings", self.siblings, suggest(self.siblings, SIBLINGS))
+            remedy = f"no such choice; {suggest(self.siblings, SIBLINGS)}"
+            raise OptionError("drafter.siblings", self.siblings, remedy)
         if self.tree and self.confidence:
             raise OptionError("drafter.confidence", self.confidence, "is only for chains (drafter.tree=[]).")

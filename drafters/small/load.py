@@ -64,6 +64,8 @@ def _from_checkpoint(config: Config, target: Model) -> Model:
     try:
         model = Model.load(options)
     except OptionError as error:
-        raise OptionError(error.option.replace("target.", "drafter."), error.value, error.remedy) from error
+        why = error.remedy.partition(";")[0].rstrip(".")
+        remedy = f"{why}; check it, or leave drafter.path out for shipped weights."
+        raise OptionError(error.option.replace("target.", "drafter."), error.value, remedy) from error
     require_same_tokenizer(target.tokenizer, model.tokenizer, "drafter.path", config.path)
     return model

@@ -57,7 +57,7 @@ class MappedHead(nn.Module):
         super().__init__()
         self._full = (weight,)  # in a tuple: the target's, no parameter of this module
         self.register_buffer("token_map", token_map.to(weight.device))
-        self.few = (weight[self.token_map].clone(),)
+        self.lent = (weight[self.token_map].clone(),)  # read whole, a copy
 
     @property
     def weight(self) -> Tensor:
@@ -65,7 +65,7 @@ class MappedHead(nn.Module):
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """`[..., Vd]`."""
-        return F.linear(hidden, self.few[0].to(hidden.dtype))
+        return F.linear(hidden, self.lent[0].to(hidden.dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.draft_logits(hidden)

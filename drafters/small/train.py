@@ -69,7 +69,7 @@ class SmallTraining(Trainable):
     def _head(self) -> tuple[Tensor, Tensor | None]:
         head = self.small.hf.get_output_embeddings()
         if isinstance(head, MappedHead):
-            return head.few[0], None
+            return head.lent[0], None
         return head.weight.detach(), getattr(head, "bias", None)
 
 
@@ -80,7 +80,7 @@ def check(config: Config) -> None:
         OptionError: no number of layers, or a checkpoint that training did not make.
     """
     if config.path is None and config.layers is None:
-        raise OptionError("drafter.layers", None, "give the number of the target's layers to keep, e.g. 4.")
+        raise OptionError("drafter.layers", "null", "give the number of the target's layers to keep, e.g. 4.")
     if config.path is not None and not is_pruned(config.path):
         raise OptionError(
             "drafter.path", config.path, "training goes on only with checkpoints of task=train."

@@ -95,7 +95,8 @@ def run(config: Config, run_dir: Path) -> None:
     wanted = task.drafters if config.drafter.name == drafters.ALL else [config.drafter]
     own, left_out = build_drafters(wanted, target)
     if task.batch_drafter is not None and task.batch_drafter not in own:
-        raise OptionError("task.batch_drafter", task.batch_drafter, suggest(task.batch_drafter, own))
+        remedy = f"is not in the race; {suggest(task.batch_drafter, own)}"
+        raise OptionError("task.batch_drafter", task.batch_drafter, remedy)
     ids = target.encode([prompt.text for prompt in asked])
     facts = {"footprint": footprint(target), "threads": torch.get_num_threads()}
     store = Run(run_dir, config, target=target.provenance, **facts, **peak_memory.capacity(target.device))
@@ -175,7 +176,7 @@ def _check(config: Config) -> None:
     if config.engine.stop:
         raise OptionError("engine.stop", config.engine.stop, "not every contestant has stop strings.")
     if "peers" in (config.task.sections or ()) and not peers.installed():
-        remedy = f"needs its packages: pip install 'specdec[peers]' ({', '.join(peers.PEERS)})."
+        remedy = f"needs its packages: pip install -e '.[peers]' ({', '.join(peers.PEERS)})."
         raise OptionError("task.sections", "peers", remedy)
 
 

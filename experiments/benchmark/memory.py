@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import drafters
 from experiments import machine, peak_memory
@@ -124,8 +125,8 @@ def _tensors(value: Any, target: Model, depth: int) -> Iterator[Tensor]:
     if isinstance(value, torch.nn.Module):
         yield from () if value is target.hf else parameters(value)
         for module in value.modules() if value is not target.hf else ():
-            for item in vars(module).values():  # weights kept outside of the parameters, e.g. in a tuple
-                yield from (t for t in item if isinstance(t, Tensor)) if isinstance(item, tuple) else ()
+            # and weights kept outside of the parameters, e.g. in a tuple
+            yield from (t for t in tree_leaves(vars(module)) if isinstance(t, Tensor))
     elif isinstance(value, SlotCache):
         for layer in value.slot_layers:
             yield from (layer.keys, layer.values) if layer.is_initialized else ()

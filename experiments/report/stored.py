@@ -124,6 +124,12 @@ def label(runs: list[StoredRun]) -> None:
     for run, of_run in zip(runs, options, strict=True):
         run.options = {name: of_run.get(name) for name in varying}
         run.label = ", ".join(f"{short(n)}={_value(v)}" for n, v in run.options.items())
+    for shown in {run.label for run in runs}:  # what tells runs of one drafter apart
+        alike = [i for i, run in enumerate(runs) if run.label == shown]
+        own = [n for n in names if len({repr(options[i].get(n)) for i in alike}) > 1 and n not in IGNORED]
+        for i in alike:
+            parts = (runs[i].label, *(f"{short(n)}={_value(options[i].get(n))}" for n in own))
+            runs[i].label = ", ".join(filter(None, parts))
     if len({run.label for run in runs}) < len(runs) or not runs[0].label:
         for run in runs:
             run.label = ", ".join(filter(None, (run.label, run.directory.name)))

@@ -13,6 +13,7 @@ from specdec.verify.rule import Rule, Verdict
 
 __all__ = ["Rule", "Verdict", "build", "names", "rule_class"]
 
+ALL = "all"
 _NOT_RULES = {"rule", "expectation"}
 
 
@@ -27,6 +28,8 @@ def rule_class(name: str) -> type[Rule]:
     Raises:
         OptionError: there is none.
     """
+    if name == ALL:
+        raise OptionError("verify", name, f"is only for task=certify; there are {', '.join(names())}.")
     if name not in names():
         raise OptionError("verify", name, f"no such rule; there are {', '.join(names())}.")
     module = importlib.import_module(f"{__name__}.{name}")
