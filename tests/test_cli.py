@@ -14,6 +14,7 @@ import conf
 import drafters
 import experiments
 from conf.command_line import command_line, tell, without_plus
+from experiments import distill, train
 from specdec.config import Config, EngineConfig, PromptsConfig, TargetConfig
 from specdec.errors import CheckFailed, OptionError
 from specdec.sampling import Sampling
@@ -150,7 +151,32 @@ REFUSED = [
     ("target.device=gpu", "target.device=gpu: no such device; choose auto, cpu, cuda"),
     ("prompts=file", "prompts.path=null: must name the file that prompts=file reads."),
     ("drafter", "drafter: not understood; write name=value"),
+    ("target.path=/tmp", "target.path=/tmp: is not read by target=smollm2-135m; use target=hf."),
+    ("prompts.path=x.jsonl", "prompts.path=x.jsonl: is not read by prompts=builtin; use prompts=file."),
+    ("seed=-1", "seed=-1: must lie between 0 and 2^64 − 1."),
+    ("drafter.tree=[3,2]", "drafter.tree=[3, 2]: must be a list [..., ...] of a list [..., ...] of a whole"),
 ]
+
+
+def test_runs_are_refused_by_tasks_that_read_none(tmp_path):
+    with pytest.raises(
+        OptionError, match="^runs=x: is not read by task=measure, but by report"
+    ):
+        experiments.run(composed("runs=x"), tmp_path)
+
+
+def test_options_of_the_data_are_called_what_they_are_in_training(tmp_path):
+    """`task.data.…` in the error and its remedy."""
+    for options, line in (
+        ({"source": "text"}, r"^task\.data\.path=null: .* task\.data\.source=text reads"),
+        ({"path": "x"}, r"^task\.data\.path=x: is not read by task\.data\.source=templates"),
+        ({"tokens": 0}, r"^task\.data\.tokens=0: must be ≥ 1"),
+    ):
+        with pytest.raises(OptionError, match=line):
+            train.Data(**options)
+    missing = train.Data(source="chat", path=str(tmp_path / "none.jsonl"))
+    with pytest.raises(OptionError, match=r"^task\.data\.path=.*none.jsonl: cannot be read"):
+        distill._source(missing, None, 0)
 
 
 @pytest.mark.parametrize(("override", "line"), REFUSED)
