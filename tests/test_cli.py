@@ -159,9 +159,7 @@ REFUSED = [
 
 
 def test_runs_are_refused_by_tasks_that_read_none(tmp_path):
-    with pytest.raises(
-        OptionError, match="^runs=x: is not read by task=measure, but by report"
-    ):
+    with pytest.raises(OptionError, match="^runs=x: is not read by task=measure, but by report"):
         experiments.run(composed("runs=x"), tmp_path)
 
 

@@ -6,6 +6,7 @@ from reference import greedy, plain, random_parents
 from tape import on_tape
 
 import drafters
+from drafters.eagle.growth import Memory
 from specdec import verify
 from specdec.config import EngineConfig, TargetConfig
 from specdec.engine import Engine
@@ -109,6 +110,21 @@ def test_greedy_decoding_is_the_plain_models(tiny64, plain64, drafter, rule, bat
     assert recorded > 0
     assert [g.tokens for g in engine.generate(PROMPTS)] == expected
     assert len(engine._idle.graphs) == recorded
+
+
+def test_prompts_are_not_recorded(tiny64, monkeypatch):
+    """Of the drafter either: every length would be a graph of its own. Prompts are wider than a tree's level."""
+    widths = []
+    replayed = Memory._replayed
+    monkeypatch.setattr(
+        Memory, "_replayed", lambda self, x, *rest: widths.append(x.shape[1]) or replayed(self, x, *rest)
+    )
+    eagle = drafters.build({"name": "eagle", "weights": "random"}, tiny64)
+    config = EngineConfig(max_new_tokens=TOKENS, compile="off")
+    engine = recording(Engine(tiny64, eagle, verify.build({"name": "recursive"}), config=config))
+    for length in (40, 50, 45):  # the first batch makes the buffers that the others find
+        list(engine.decode([[3] * length], [0]))
+    assert widths and max(widths) < 40
 
 
 def test_sampling_draws_the_same_tokens(tiny64):
