@@ -113,7 +113,7 @@ def test_greedy_decoding_is_the_plain_models(tiny64, plain64, drafter, rule, bat
 
 
 def test_prompts_are_not_recorded(tiny64, monkeypatch):
-    """Of the drafter either: every length would be a graph of its own. Prompts are wider than a tree's level."""
+    """Nor by the drafter: every length would be a graph of its own. Prompts are wider than a level."""
     widths = []
     replayed = Memory._replayed
     monkeypatch.setattr(
