@@ -152,7 +152,10 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
+    """As it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:
