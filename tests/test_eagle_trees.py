@@ -228,7 +228,7 @@ def test_levels():
     [
         ({"siblings": "with_replacement"}, "drafter.siblings=with_replacement: would be biased"),
         ({"mode": "static", "siblings": "coupled"}, "drafter.siblings=coupled: is for drafter.mode=dynamic"),
-        ({"mode": "tree"}, "drafter.mode=tree: choices: dynamic, static, chain"),
+        ({"mode": "tree"}, "drafter.mode=tree: no such choice; choices: dynamic, static, chain"),
         ({"tree": [[0]]}, "is for drafter.mode=static"),
         ({"mode": "static", "tree": [[0, 0]]}, r"has no parent \[0\]"),
         ({"mode": "static", "tree": [[1]], "siblings": "without_replacement"}, "no elder sibling"),

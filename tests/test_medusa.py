@@ -416,7 +416,7 @@ def test_a_checkpoints_own_tree_is_cut_to_its_best_nodes(target, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"siblings": "topk"}, "drafter.siblings=topk: did you mean top_k"),
+        ({"siblings": "topk"}, "drafter.siblings=topk: no such choice; did you mean top_k"),
         ({"choices": [[0], [1, 0]]}, r"its parent \[1\] is not in the tree"),
         ({"choices": [[0], [0]]}, "must be distinct"),
         ({"choices": [[0], [-1]]}, "ranks begin with 0"),

@@ -512,7 +512,7 @@ def test_predicted_speedup_is_the_papers_formula():
 
 def test_impossible_cuts_are_refused(target, answers):
     for options, message in [
-        ({}, "drafter.layers=None: give the number of the target's layers to keep"),
+        ({}, "drafter.layers=null: give the number of the target's layers to keep"),
         ({"layers": 9}, "drafter.layers=9: the target has only 4"),
         ({"layers": 1, "units": 999}, "drafter.units=999: the target has only"),
         ({"layers": 1, "groups": 2}, "drafter.groups=2: the target has only 1"),
@@ -527,7 +527,7 @@ def test_impossible_cuts_are_refused(target, answers):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["drafter=small"], "drafter.layers=None: give the number"),
+        (["drafter=small"], "drafter.layers=null: give the number"),
         (["drafter=small", "drafter.path=/no/such"], "training goes on only with checkpoints of task=train"),
         (["drafter=medusa", "drafter.draft_vocab=9"], "training takes task.draft_vocab"),
         (["drafter=medusa", "task.compare=[2]"], "task.compare=.*only for drafter=small"),
