@@ -176,11 +176,11 @@ def _in_a_list(cls: type, mapping: Mapping[str, Any], group: str) -> OptionError
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether plain values are of a type; numbers may be whole, and texts may be read as anything later."""
+    """Whether plain values are of a type, as far as that is plain; a text may be read as anything later."""
     if get_origin(kind) is list:
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return is_list and all(_fits(item, get_args(kind)[0]) for item in value)
-    return isinstance(value, (str, int, float) if kind is float else (str, kind))
+    return kind not in WORDS or isinstance(value, (str, int, float) if kind is float else (str, kind))
 
 
 def explain(error: OmegaConfBaseException, group: str = "", value: object = None) -> OptionError:

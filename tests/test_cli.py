@@ -163,6 +163,19 @@ def test_runs_are_refused_by_tasks_that_read_none(tmp_path):
         experiments.run(composed("runs=x"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("task.repeats=x", "task.repeats=x: must be a whole number."),  # beside lists of anything
+        ("task.contexts=[a,1]", "task.contexts=.*: must be a list .* of a whole number"),
+        ("task.contexts=4", "task.contexts=4: must be a list .* of a whole number"),
+    ],
+)
+def test_refused_by_a_task_with_lists(option, line, tmp_path):
+    with pytest.raises(OptionError, match=f"^{line}"):
+        experiments.run(composed("task=benchmark", option), tmp_path)
+
+
 def test_options_of_the_data_are_called_what_they_are_in_training(tmp_path):
     """`task.data.…` in the error and its remedy."""
     for options, line in (
