@@ -78,10 +78,12 @@ class PromptsConfig:
 
     def __post_init__(self) -> None:
         at_least("prompts", self, limit=1)
-        if self.name in ("file", "spec_bench") and not self.path:
+        reads = self.name in ("file", "spec_bench")
+        if reads and not self.path:
             raise OptionError("prompts.path", "null", f"must name the file that prompts={self.name} reads.")
-        if self.name == "builtin" and self.path:
-            raise OptionError("prompts.path", self.path, "is not read by prompts=builtin; use prompts=file.")
+        if self.path and not reads:
+            remedy = f"is not read by prompts={self.name}; use prompts=file."
+            raise OptionError("prompts.path", self.path, remedy)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_module
 from reference import greedy, plain, tiny
 
 import conf
+import drafters
 from drafters.small.prune import Cut, carve
 from drafters.small.pruned import save_pruned
 from experiments import benchmark
@@ -333,6 +334,9 @@ def test_what_a_drafter_holds_is_counted_once_and_without_the_targets_share():
     own_weights = sum(p.numel() for p in medusa.heads.parameters())
     shared = sum(p.numel() for p in target.hf.get_output_embeddings().parameters())
     assert memory.held(memory.own_tensors(medusa, target)) in (4 * own_weights, 4 * (own_weights - shared))
+    eagle = drafters.build({"name": "eagle", "weights": "random", "draft_vocab": 20}, target)
+    copied = [t for t in memory.own_tensors(eagle, target) if t.shape == (20, 32)]
+    assert memory.held(copied) == 4 * 20 * 32  # the rows of the target's head that can be drafted
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its resident memory")

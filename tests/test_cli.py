@@ -49,7 +49,7 @@ def test_defaults():
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes(group, choice):
     overrides = [f"{group}={choice}"]
-    overrides += ["prompts.path=some.jsonl"] if group == "prompts" and choice != "builtin" else []
+    overrides += ["prompts.path=some.jsonl"] if choice in ("file", "spec_bench") else []
     with initialize_config_module("conf", version_base="1.3"):
         compose("config", overrides=overrides)
     if group != "drafter" or choice in drafters.names():

@@ -140,6 +140,14 @@ def test_options_that_only_one_drafter_has_are_no_label(tmp_path):
     assert [r.label for r in stored.find(str(tmp_path))] == ["drafter=ngram", "drafter=small"]
 
 
+def test_runs_of_one_drafter_are_told_apart_by_its_own_options(tmp_path):
+    write_run(tmp_path / "a", config={"drafter": {"name": "ngram"}})
+    for ngram in (False, None):
+        write_run(tmp_path / f"b-{ngram}", config={"drafter": {"name": "eagle", "ngram": ngram}})
+    labels = {r.label for r in stored.find(str(tmp_path))}
+    assert labels == {"drafter=ngram", "drafter=eagle, ngram=false", "drafter=eagle, ngram=null"}
+
+
 @pytest.mark.parametrize("places", ["missing", "."])
 def test_nothing_found_is_told(tmp_path, monkeypatch, places):
     monkeypatch.chdir(tmp_path)

@@ -28,6 +28,7 @@ from drafters.training.shards import Answer
 from drafters.training.teacher import FeatureStore, Teacher
 from drafters.training.validation import validate
 from drafters.training.vocabulary import coverage, most_frequent
+from experiments.card import LOSS_NAMES
 from experiments.comparison import predicted_speedup
 from experiments.train import trainer_of
 from specdec import verify
@@ -187,6 +188,10 @@ def plain_losses(logits, law):
         "log_acceptance": -alpha.log(),
         "hybrid": share * entropy + (1 - share) * (1 - alpha),
     }
+
+
+def test_cards_have_a_name_for_every_loss():
+    assert LOSS_NAMES.keys() == LOSSES.keys()
 
 
 @pytest.mark.parametrize("name", LOSSES)
