@@ -124,7 +124,7 @@ def test_bfloat16_differs_only_in_numeric_ties(target16, asked):
 
 
 def test_the_engine_itself_costs_little(target, asked):
-    """All but the model's forwards: a few percent of the median step (goal: below 10 %), more when others work."""
+    """All but the model's forwards: a few percent of the median step (goal: below 10 %)."""
     with torch.inference_mode():
         steps = decode(target, DRAFTERS["none"], asked[:3], batch_size=1).ledger.step_seconds
     shares = [1 - target / (draft + target + rule + other) for *_, draft, target, rule, other in steps]
