@@ -44,6 +44,15 @@ class Generation:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a step emitted, on the device: a line of numbers per row, and the drafts if they are traced."""
+
+    number: int
+    table: Tensor
+    drafts: list[Draft] | list[None]
+
+
 class Batch:
     """Host and device state of the sequences decoded together.
 
@@ -53,6 +62,8 @@ class Batch:
         config: stop strings, limits.
         eos_token_ids: what ends a sequence.
         ledger: where the counts go.
+        read_every: steps until the host reads what was emitted. More than one only without a draft, where a
+            step emits one token per row; what comes after a sequence's end is thrown away.
     """
 
     def __init__(
@@ -64,6 +75,7 @@ class Batch:
         config: EngineConfig,
         eos_token_ids: tuple[int, ...],
         ledger: Ledger,
+        read_every: int = 1,
     ):
         device = target.device
         self.sequences = Sequences(
@@ -78,11 +90,20 @@ class Batch:
         self.going_on = list(range(len(ids)))  # rows that have not finished, in the order they are to have
         self.room = dict(zip(ids, room, strict=True))
         self.least_room, self.most_room = min(room), max(room)
-        self.forwarded = (0, 0, 0)  # (batch, nodes, longest context) of the step's forward
+        self.read_every = read_every
+        self.unread: list[_Step] = []
+        self.forwarded: list[
+            tuple[int, int, int]
+        ] = []  # (batch, nodes, longest context), till its time is known
         self.started = time.perf_counter()
 
-    def commit(self, proposal: Proposal, verdict: Verdict, logits: Tensor, p: Tensor, step: int) -> None:
-        """Append what the rule emitted, cut at the first stop; the one place where the host waits.
+    def whereabouts(self) -> list[tuple[int, int]]:
+        """(Absolute position of the next token, sequence) of each row, on the host."""
+        ahead = len(self.unread)
+        return [(len(g.prompt) + len(g.tokens) + ahead, g.sequence) for g in self.active]
+
+    def commit(self, proposal: Proposal, verdict: Verdict, logits: Tensor, p: Tensor, step: int) -> bool:
+        """Append what the rule emitted, cut at the first stop; whether the host has read it, too.
 
         Arguments:
             proposal, verdict: what was drafted and what the rule decided.
@@ -93,7 +114,7 @@ class Batch:
             NumericalError: NaN or infinite logits, or no token left to draw, in a row.
         """
         sequences, tree = self.sequences, proposal.tree
-        self.forwarded = (sequences.batch, proposal.size, sequences.longest)
+        self.forwarded.append((sequences.batch, proposal.size, sequences.longest))
         block = emitted_block(proposal, verdict)  # [B, D+1]
         kept, finished, by_eos = keep(block, verdict.accepted + 1, sequences.room, self.eos_token_ids)
         sequences.append(block, kept)
@@ -104,49 +125,65 @@ class Batch:
         lawful = law_at(p, last_node(verdict)).amax(-1).isfinite()
         leaf = at_leaf(proposal, verdict)
         columns = (kept, finished, by_eos, verdict.accepted, nodes, depth, leaf, sound, lawful)
-        table = torch.cat([torch.stack([c.long() for c in columns], 1), block], 1).tolist()
-
+        table = torch.cat([torch.stack([c.long() for c in columns], 1), block], 1)
         drafts = drafted(proposal, verdict) if self.ledger.trace else [None] * len(table)
+        self.unread.append(_Step(step, table, drafts))
 
-        self.going_on, blocks, lengths, rooms = [], [], [], []
-        for row, (kept_, finished_, by_eos_, accepted, nodes_, depth_, leaf_, *values) in enumerate(table):
-            generation = self.active[row]
-            sound_, lawful_, *emitted = values
-            if not (sound_ and lawful_):
-                raise no_law(sound_, step, row, generation.sequence)
-            tokens = emitted[:kept_]
-            stop = self.stops[row].feed(tokens) if self.stops else None
-            if stop is not None:
-                tokens, finished_, by_eos_ = tokens[:stop], True, False
-            count = len(tokens)
-            self.ledger.rows.append(
-                Row(
-                    sequence=generation.sequence,
-                    nodes=nodes_,
-                    depth=depth_ if count > accepted else min(depth_, count),
-                    accepted=min(accepted, count),
-                    emitted=count,
-                    discarded=accepted + 1 - count,
-                    bonus=bool(leaf_) and count > accepted,
-                    prefill=step == 0,
-                    draft=drafts[row],
-                )
-            )
-            generation.tokens += tokens
-            blocks.append(tokens)
-            if step == 0:
-                generation.seconds_to_first_token = time.perf_counter() - self.started
-            if finished_:
-                limit = "context" if len(generation.tokens) < self.max_new_tokens else "length"
-                generation.finish_reason = "stop" if stop else "eos" if by_eos_ else limit
-            else:
-                self.going_on.append(row)
-                lengths.append(len(generation.prompt) + len(generation.tokens))
-                rooms.append(self.room[generation.sequence] - len(generation.tokens))
-        self.going_on = closed_up(self.going_on)
-        if self.going_on:
+        if step > 0 and len(self.unread) < min(self.read_every, self.least_room):
+            sequences.settle([[]] * sequences.batch, sequences.longest + 1)
+            return False
+        self.read()
+        return True
+
+    def read(self) -> None:
+        """Take in what the steps since the last reading emitted; the one place where the host waits."""
+        steps, self.unread = self.unread, []
+        tables = torch.stack([step.table for step in steps]).tolist()
+        blocks: list[list[int]] = [[] for _ in self.active]
+        going_on = list(range(len(self.active)))
+        for step, table in zip(steps, tables, strict=True):
+            ended = {row for row in going_on if self._take(row, step, table[row], blocks[row])}
+            going_on = [row for row in going_on if row not in ended]
+        self.going_on = closed_up(going_on)
+        generations = [self.active[row] for row in self.going_on]
+        if generations:
+            rooms = [self.room[g.sequence] - len(g.tokens) for g in generations]
             self.least_room, self.most_room = min(rooms), max(rooms)
-        sequences.settle(blocks, max(lengths, default=sequences.longest))
+        lengths = [len(g.prompt) + len(g.tokens) for g in generations]
+        self.sequences.settle(blocks, max(lengths, default=self.sequences.longest))
+
+    def _take(self, row: int, step: _Step, line: list[int], block: list[int]) -> bool:
+        """Book a row of a step and add its tokens to the sequence and to `block`; whether that ends it."""
+        kept, finished, by_eos, accepted, nodes, depth, leaf, sound, lawful, *emitted = line
+        generation = self.active[row]
+        if not (sound and lawful):
+            raise no_law(bool(sound), step.number, row, generation.sequence)
+        tokens = emitted[:kept]
+        stop = self.stops[row].feed(tokens) if self.stops else None
+        if stop is not None:
+            tokens, finished, by_eos = tokens[:stop], True, False
+        count = len(tokens)
+        self.ledger.rows.append(
+            Row(
+                sequence=generation.sequence,
+                nodes=nodes,
+                depth=depth if count > accepted else min(depth, count),
+                accepted=min(accepted, count),
+                emitted=count,
+                discarded=accepted + 1 - count,
+                bonus=bool(leaf) and count > accepted,
+                prefill=step.number == 0,
+                draft=step.drafts[row],
+            )
+        )
+        generation.tokens += tokens
+        block += tokens
+        if step.number == 0:
+            generation.seconds_to_first_token = time.perf_counter() - self.started
+        if finished:
+            limit = "context" if len(generation.tokens) < self.max_new_tokens else "length"
+            generation.finish_reason = "stop" if stop else "eos" if by_eos else limit
+        return bool(finished)
 
     def finished(self, on_tokens: TokenCallback | None) -> Iterator[Generation]:
         """Report the committed tokens; yield the sequences that ended with this step."""
@@ -169,12 +206,13 @@ class Batch:
             self.stops = [self.stops[i] for i in self.going_on]
 
     def close_step(self, lap: dict[str, float]) -> None:
-        """Book the time of one step."""
+        """Book the time of the first step whose time is not booked yet."""
+        forwarded = self.forwarded.pop(0)
         for phase, seconds in lap.items():
             self.ledger.seconds["prefill" if "prefill" in lap else phase] += seconds
         if "prefill" not in lap:
             draft, target, rule, other = (lap[phase] for phase in PHASES)
-            self.ledger.step_seconds.append((*self.forwarded, draft, target, rule, other))
+            self.ledger.step_seconds.append((*forwarded, draft, target, rule, other))
 
 
 def closed_up(rows: list[int]) -> list[int]:

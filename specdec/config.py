@@ -98,6 +98,7 @@ class EngineConfig:
     check_contract: bool = False  # re-draw every proposal and compare it with its declaration
     fixed_width: int | None = None  # pad every forward to this many tokens, so that all round alike
     threads: int | None = None  # CPU threads; null = as the machine has
+    read_every: int | None = None  # autoregressive steps per look at the tokens; null = 1 on CPUs, else 4
     # auto, on, off, graphs. on: torch.compile (on CUDA recorded as well); graphs: recorded CUDA forwards;
     compile: str = "auto"  # auto: torch.compile for large bfloat16 models on CPUs, else off
 
@@ -105,7 +106,16 @@ class EngineConfig:
         if self.compile not in COMPILE:
             remedy = f"no such choice; {suggest(self.compile, COMPILE)}"
             raise OptionError("engine.compile", self.compile, remedy)
-        at_least("engine", self, max_new_tokens=1, batch_size=1, prefill_chunk=1, fixed_width=1, threads=1)
+        at_least(
+            "engine",
+            self,
+            max_new_tokens=1,
+            batch_size=1,
+            prefill_chunk=1,
+            fixed_width=1,
+            threads=1,
+            read_every=1,
+        )
         if any(not s for s in self.stop):
             raise OptionError("engine.stop", self.stop, "must not hold an empty string.")
 

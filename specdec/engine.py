@@ -68,6 +68,9 @@ class Engine:
         mode = self.config.compile
         self.compiled = mode == "on" or (mode == "auto" and target.gains_by_compiling)
         self.record = self._recording(mode)
+        self.read_every = 1
+        if isinstance(self.drafter, NoDrafter):
+            self.read_every = self.config.read_every or (1 if target.device.type == "cpu" else 4)
         self._idle: SlotCache | None = None  # a cache with recorded forwards, for the next batch
         batch = self.config.batch_size
         self.compiled = self.compiled and self._compile(target, batch)
@@ -166,9 +169,8 @@ class Engine:
         target.features, target.fixed_width = drafter.features, config.fixed_width
         target.compiled, drafter.compiled = self.compiled, self.drafts_compiled
         drafter.record = self.record
-        batch = Batch(
-            prompts, ids, [self.room(p) for p in prompts], target, config, self.eos_token_ids, self.ledger
-        )
+        room = [self.room(p) for p in prompts]
+        batch = Batch(prompts, ids, room, target, config, self.eos_token_ids, self.ledger, self.read_every)
         sequences, clock = batch.sequences, Clock(target.device)
         capacity = sequences.tokens.shape[1] + max(drafter.max_nodes + 1, config.fixed_width or 0)
         cache, self._idle = target.new_cache(len(prompts), capacity, self.record, self._idle), None
@@ -176,8 +178,8 @@ class Engine:
         prompt_tokens = sequences.tokens[:, : sequences.longest]
         output = target.prefill(prompt_tokens, sequences.lengths, cache, config.prefill_chunk)
         proposal = Proposal.empty(len(prompts), target.device)
-        draws = self.source.at(sequences.ids, sequences.lengths)
-        lap = {"prefill": clock.lap()}
+        draws = self.source.at(sequences.ids, sequences.lengths, batch.whereabouts)
+        lap, laps = {"prefill": clock.lap()}, []
 
         for step in count():
             # verify: which of the drafted tokens does the target's law accept, and what follows them?
@@ -186,14 +188,15 @@ class Engine:
             verdict = self.rule(proposal, p, draws)
 
             # commit: append what stays, end what has ended
-            batch.commit(proposal, verdict, output.logits, p, step)
+            read = batch.commit(proposal, verdict, output.logits, p, step)
             lap["rule"] = clock.lap()
             if step == 0 and batch.going_on:
                 drafter.begin(sequences, output, self.sampling, capacity)
             elif batch.going_on:
                 cache.advance(proposal.tree, verdict.path, verdict.accepted)
                 drafter.commit(sequences, verdict.path, verdict.accepted, output)
-            yield from batch.finished(self.on_tokens)
+            if read:
+                yield from batch.finished(self.on_tokens)
             if batch.going_on and len(batch.going_on) < sequences.batch:
                 rows = torch.tensor(batch.going_on, device=target.device)
                 batch.select(rows)
@@ -201,13 +204,15 @@ class Engine:
                 drafter.select(rows)
             cache.settle(sequences.longest - 1)  # the last token is the root, not read yet
             lap["other"] = clock.lap()
-            batch.close_step(clock.seconds(lap))
+            laps.append(lap)
+            while read and laps:
+                batch.close_step(clock.seconds(laps.pop(0)))
             if not batch.going_on:
                 self._idle = cache if self.record else None
                 return
 
             # draft, and read the draft with the target
-            draws = self.source.at(sequences.ids, sequences.lengths)
+            draws = self.source.at(sequences.ids, sequences.lengths, batch.whereabouts)
             draw = Draw(draws, self.coupled)
             proposal = drafter.propose(sequences, draw, batch.most_room - 1)
             if config.check_contract:

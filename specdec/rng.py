@@ -82,7 +82,8 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     cdf = probs.cumsum(-1, dtype=torch.float64)
     if probs.device.type == "cpu":  # summed in order: never falls, and stays flat at impossible tokens
         threshold = u[..., None] * cdf[..., -1:]  # below the total for every double u < 1
-        return torch.searchsorted(cdf, threshold, right=True)[..., 0]
+        token = torch.searchsorted(cdf, threshold, right=True)[..., 0]
+        return token.clamp_(max=probs.shape[-1] - 1)  # of NaN; that the law is none is seen to elsewhere
     return _first_possible(cdf, probs, u)
 
 
@@ -91,6 +92,10 @@ def _first_possible(cdf: Tensor, probs: Tensor, u: Tensor) -> Tensor:
     cdf = cdf.masked_fill(probs <= 0, 0.0)
     hit = cdf > (u * cdf.amax(-1))[..., None]
     return hit.view(torch.uint8).argmax(-1)
+
+
+Pairs = Callable[[], list[tuple[int, int]]]
+"""Gives (position, sequence) of each row, as the host knows them."""
 
 
 class Draws(Protocol):
@@ -119,7 +124,7 @@ class Draws(Protocol):
 class RandomSource(Protocol):
     """Gives each step its `Draws`."""
 
-    def at(self, sequence: Tensor, position: Tensor) -> Draws: ...
+    def at(self, sequence: Tensor, position: Tensor, pairs: Pairs | None = None) -> Draws: ...
 
 
 class PhiloxSource:
@@ -148,12 +153,13 @@ class PhiloxSource:
         if same:
             self._row_noise = lru_cache(_KEPT)(compiled)
 
-    def at(self, sequence: Tensor, position: Tensor) -> PhiloxDraws:
+    def at(self, sequence: Tensor, position: Tensor, pairs: Pairs | None = None) -> PhiloxDraws:
         """Draws for rows `sequence` `[B]` whose block starts at absolute `position` `[B]` (both below 2^32).
 
         A step emits at least one token, so (sequence, position) never repeats and no number is used twice.
+        `pairs` are the same numbers on the host; if it has them, it need not wait for the device.
         """
-        return PhiloxDraws(self.key, sequence, position, self._row_noise)
+        return PhiloxDraws(self.key, sequence, position, self._row_noise, pairs)
 
 
 class PhiloxDraws:
@@ -165,10 +171,11 @@ class PhiloxDraws:
         sequence: Tensor,
         position: Tensor,
         row_noise: Callable[[int, int, int], Tensor] | None = None,
+        pairs: Pairs | None = None,
     ):
         self.key, self.sequence, self.position = key, sequence, position
         self._row_noise = row_noise or partial(_row_noise, key)
-        self._pairs: list[tuple[int, int]] | None = None  # (position, sequence) of each row, on the host
+        self._pairs = cache(pairs or partial(_ask, sequence, position))
         self._noise: dict[tuple[int, int], Tensor] = {}  # of `race`, which drafter and rule both ask for
 
     def uniform(self, purpose: int | Tensor, index: int = 0, count: int = 1) -> Tensor:
@@ -180,7 +187,7 @@ class PhiloxDraws:
                 return every[torch.arange(batch, device=device), purpose]
             lanes = range(index, index + count)
             purposes = purpose.tolist() if isinstance(purpose, Tensor) else [int(purpose)] * batch
-            rows = zip(self._host_pairs(), purposes, strict=True)
+            rows = zip(self._pairs(), purposes, strict=True)
             counters = ((lane, at, who, why) for (at, who), why in rows for lane in lanes)
             unit = [_to_unit(*philox(counter, self.key)[:2]) for counter in counters]
             found = torch.tensor(unit, dtype=torch.float64).view(batch, count)
@@ -209,7 +216,7 @@ class PhiloxDraws:
         """E `[B, V]` ~ Exp(1), float64: what is raced on at absolute position + `depth`."""
         if (depth, vocab) not in self._noise:
             if len(self.sequence) <= _FEW_ROWS and device.type == "cpu":
-                rows = [self._row_noise(who, at + depth, vocab) for at, who in self._host_pairs()]
+                rows = [self._row_noise(who, at + depth, vocab) for at, who in self._pairs()]
                 self._noise[depth, vocab] = torch.stack(rows)
             else:
                 position, sequence = (x[:, None].to(device) for x in (self.position + depth, self.sequence))
@@ -224,10 +231,9 @@ class PhiloxDraws:
             return self
         return PhiloxDraws(self.key, self.sequence[rows], self.position[rows], self._row_noise)
 
-    def _host_pairs(self) -> list[tuple[int, int]]:
-        if self._pairs is None:
-            self._pairs = list(zip(self.position.tolist(), self.sequence.tolist(), strict=True))
-        return self._pairs
+
+def _ask(sequence: Tensor, position: Tensor) -> list[tuple[int, int]]:
+    return list(zip(position.tolist(), sequence.tolist(), strict=True))
 
 
 def _row_noise(key: tuple[int, int], sequence: int, position: int, vocab: int) -> Tensor:

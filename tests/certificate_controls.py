@@ -17,7 +17,7 @@ from specdec.drafter import Draw
 from specdec.exactness.pairing import Pairing
 from specdec.model import Model
 from specdec.proposal import Kind, Proposal
-from specdec.rng import Draws, Purpose, RandomSource, inverse_cdf
+from specdec.rng import Draws, Pairs, Purpose, RandomSource, inverse_cdf
 from specdec.sequences import Sequences
 from specdec.verify import Rule, Verdict
 from specdec.verify.naive import NaiveRule
@@ -109,8 +109,8 @@ class SharedNumber:
     def __init__(self, source: RandomSource):
         self.source = source
 
-    def at(self, sequence: Tensor, position: Tensor) -> Draws:
-        return _SharedDraws(self.source.at(sequence, position))
+    def at(self, sequence: Tensor, position: Tensor, pairs: Pairs | None = None) -> Draws:
+        return _SharedDraws(self.source.at(sequence, position, pairs))
 
 
 class _SharedDraws:

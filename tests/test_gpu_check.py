@@ -142,6 +142,9 @@ def test_speed_and_workload_of_known_counts():
     assert decoding.speed([base, base]) == pytest.approx(22 / 0.6)
     assert decoding.speed([fast]) == pytest.approx(13 / 0.26)
     assert decoding.seconds_of_step(fast) == pytest.approx(0.04)
+    waits = ledger(5, 0, 0, (0.0, 0.02))
+    waits.step_seconds[4] = (1, 0, 10, 0.0, 0.02, 0.03, 0.01)  # the one of four in which tokens are read
+    assert decoding.seconds_of_step(waits) == pytest.approx(0.03)
     load = decoding.workload([base], [fast], 11)
     assert (load.tokens, load.context, load.prefill, load.drafter_prefill) == (11, 10.0, 0.1, 0.0)
 
@@ -167,10 +170,11 @@ def test_an_engine_mode_that_does_not_work_is_told_and_the_others_stay(monkeypat
         return build(*args, compile=compile, **changes)
 
     monkeypatch.setattr(decoding, "engine", engine)
-    monkeypatch.setattr(decoding, "modes", lambda device: ("off", "graphs", "off"))
+    monkeypatch.setattr(decoding, "modes", lambda device: ("off", "graphs", "auto"))
     rows = decoding.autoregressive(made, target, [1], 16, 12, bandwidth=1e9)
     assert [(r["mode"], r.get("error")) for r in rows] == [
-        ("compile=off", None), ("compile=graphs", "RuntimeError: capture failed"), ("compile=off", None),
+        ("compile=off", None), ("compile=graphs", "RuntimeError: capture failed"), ("compile=auto", None),
+        ("compile=graphs, read_every=1", "RuntimeError: capture failed"),
     ]  # fmt: skip
     steps = decoding.drafter_steps(made, target, made.task.drafters[:1], [1], 16, 24)
     assert [r["mode"] for r in steps] == ["compile=off", "compile=graphs"] and steps[1]["error"]

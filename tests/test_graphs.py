@@ -127,14 +127,31 @@ def test_prompts_are_not_recorded(tiny64, monkeypatch):
     assert widths and max(widths) < 40
 
 
-def test_sampling_draws_the_same_tokens(tiny64):
-    """Same random numbers, at T = 1, recorded and not, drafts drawn from a small model."""
+MEDUSA = {"name": "medusa", "weights": "random", "choices": [[0], [1], [0, 0], [0, 1]]}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        ({"name": "small", "layers": 1}, "block"),
+        (MEDUSA, "recursive"),
+        (MEDUSA | {"draft_vocab": 200}, "recursive"),
+        (MEDUSA | {"siblings": "without_replacement"}, "recursive"),
+    ],
+)
+def test_the_same_drafts_and_tokens_recorded_and_not(tiny64, drafter, rule, temperature):
+    """Same random numbers, two batches; also the drafts, of which greedy tokens tell nothing."""
     outputs = []
     for engine_of in (lambda e: e, recording):
-        small = drafters.build({"name": "small", "layers": 1}, tiny64)
+        built = drafters.build(drafter, tiny64)
         config = EngineConfig(max_new_tokens=TOKENS, ignore_eos=True, batch_size=3, compile="off")
-        engine = engine_of(Engine(tiny64, small, verify.build({"name": "block"}), Sampling(1.0), config, 3))
-        outputs.append([g.tokens for g in engine.generate(PROMPTS)])
+        sampling = Sampling(temperature)
+        engine = engine_of(Engine(tiny64, built, verify.build({"name": rule}), sampling, config, 3))
+        engine.ledger.trace = True
+        outputs.append([[g.tokens for g in engine.generate(PROMPTS)], engine.ledger.rows])
+        if engine_of is recording and drafter["name"] == "medusa":
+            assert 0 < len(built.graphs) <= 4  # by the draft's depth, which the room limits, and the rows
     assert outputs[0] == outputs[1]
 
 
@@ -145,11 +162,11 @@ def test_graphs_need_cuda(tiny64):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["none", "small", "eagle"])
+@pytest.mark.parametrize("name", ["none", "small", "eagle", "medusa"])
 def test_cuda_graphs_decode_as_the_plain_model(name):
     target = Model.load(TargetConfig(name="tiny", source="tiny", device="cuda", dtype="float64"))
     reference = plain({"dtype": "float64"})
-    options = {"none": {}, "small": {"layers": 1}, "eagle": {"weights": "random"}}[name]
+    options = {"none": {}, "small": {"layers": 1}}.get(name, {"weights": "random"})
     built = drafters.build({"name": name, **options}, target)
     rule = verify.build({"name": "token" if built.is_chain else "recursive"})
     config = EngineConfig(max_new_tokens=TOKENS, batch_size=3, compile="graphs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from drafters.medusa.formats import load_heads
 from drafters.medusa.heads import HeadsSpec, MedusaHeads
 from specdec.distribution import distribution
 from specdec.drafter import Drafter, Draw
+from specdec.graphs import Graphs
 from specdec.model import Model, Output
 from specdec.proposal import Kind, Proposal
 from specdec.sampling import Sampling
@@ -48,6 +50,7 @@ class MedusaDrafter(Drafter):
         widest = heads.spec.draft_vocab or vocab_size
         self.shape = TreeShape([p for p in choices if len(p) <= heads.depth and max(p) < widest])
         self.is_chain, self.max_nodes = self.shape.is_chain, len(self.shape.paths)
+        self.graphs: Graphs | None = None
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
         self.sampling = replace(  # the heads' law may not depend on drafted tokens, so no penalties
@@ -58,17 +61,25 @@ class MedusaDrafter(Drafter):
             bad_words=[],
             processors=(),
         )
-        rows = torch.arange(sequences.batch, device=sequences.ids.device)
+        batch, serves = sequences.batch, self.graphs and self.graphs.record is self.record
+        if self.record is None:
+            self.graphs = None
+        elif self.graphs is None or not serves or batch > self.graphs.most:
+            self.graphs = Graphs(self.record, batch)
+        rows = torch.arange(batch, device=sequences.ids.device)
         self.hidden = output.features[Model.FINAL][rows, sequences.prompt_length - 1]  # [B, H]
 
     def propose(self, sequences: Sequences, draw: Draw, depth: int) -> Proposal:
         shape = self.shape.up_to(depth)
         if not shape.paths:
             return Proposal.empty(sequences.batch, sequences.ids.device)
-        logits = self.heads(self.hidden, sequences.root[:, 0], shape.depth)  # [B, D, Vd]
-        if self.kind is Kind.DETERMINISTIC:
-            return self._best(logits, shape)
-        return self._drawn(logits, shape, draw)
+        best = self.kind is Kind.DETERMINISTIC
+        guess = partial(best_tokens, shape.width) if best else logits_of
+        guess = partial(guess, self.heads, shape.depth)
+        inputs = self.hidden, sequences.root[:, 0]
+        key = shape.depth, shape.width
+        (found,) = guess(*inputs) if self.graphs is None else self.graphs.run(key, guess, *inputs)
+        return self._best(found, shape) if best else self._drawn(found, shape, draw)
 
     def commit(self, sequences: Sequences, path: Tensor, accepted: Tensor, output: Output) -> None:
         rows = torch.arange(sequences.batch, device=sequences.ids.device)
@@ -81,16 +92,13 @@ class MedusaDrafter(Drafter):
     def select(self, rows: Tensor) -> None:
         self.hidden = self.hidden[rows]
 
-    def _best(self, logits: Tensor, shape: TreeShape) -> Proposal:
-        """Every head's most probable tokens."""
-        best = logits.topk(shape.width, -1).indices  # [B, D, K]
-        if self.heads.token_map is not None:
-            best = self.heads.token_map[best]
-        tree, levels, ranks = shape.on(best.device)
-        return Proposal(best[:, levels, ranks], tree)
+    def _best(self, tokens: Tensor, shape: TreeShape) -> Proposal:
+        """Every head's most probable tokens, of `[B, D, K]`."""
+        tree, levels, ranks = shape.on(tokens.device)
+        return Proposal(tokens[:, levels, ranks], tree)
 
     def _drawn(self, logits: Tensor, shape: TreeShape, draw: Draw) -> Proposal:
-        """Every node drawn from the law of its head."""
+        """Every node drawn from the law of its head, logits `[B, D, Vd]`."""
         laws = distribution(self.heads.to_target(logits, self.vocab_size), self.sampling)  # [B, D, V]
         kind = Kind.COUPLED if draw.coupled else self.kind
         exists = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
@@ -144,6 +152,17 @@ class TreeShape:
             )
             self._on[device] = Tree(parents), levels_, ranks_
         return self._on[device]
+
+
+def logits_of(heads: MedusaHeads, depth: int, hidden: Tensor, root: Tensor) -> tuple[Tensor]:
+    """`[B, D, Vd]` of the first `depth` heads."""
+    return (heads(hidden, root, depth),)
+
+
+def best_tokens(width: int, heads: MedusaHeads, depth: int, hidden: Tensor, root: Tensor) -> tuple[Tensor]:
+    """`[B, D, K]`: the `width` most probable tokens of each of the first `depth` heads."""
+    best = heads(hidden, root, depth).topk(width, -1).indices
+    return (best if heads.token_map is None else heads.token_map[best],)
 
 
 def _certain_unless(alive: Tensor, law: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from specdec.errors import SpecdecError
 from specdec.exactness.enumeration import EnumerationSource, enumerate_law
 from specdec.model import Output
 from specdec.proposal import Proposal
-from specdec.rng import Draws, Purpose, RandomSource
+from specdec.rng import Draws, Pairs, Purpose, RandomSource
 from specdec.sampling import Sampling
 from specdec.sequences import Sequences
 
@@ -185,8 +185,8 @@ class _Settling:
     def __init__(self, source: RandomSource):
         self.source = source
 
-    def at(self, sequence: Tensor, position: Tensor) -> Draws:
-        return _SettlingDraws(self.source.at(sequence, position))
+    def at(self, sequence: Tensor, position: Tensor, pairs: Pairs | None = None) -> Draws:
+        return _SettlingDraws(self.source.at(sequence, position, pairs))
 
 
 class _SettlingDraws:
@@ -216,9 +216,9 @@ class _FirstBlock:
     def __init__(self, source: RandomSource):
         self.source, self.steps = source, 0
 
-    def at(self, sequence: Tensor, position: Tensor) -> Draws:
+    def at(self, sequence: Tensor, position: Tensor, pairs: Pairs | None = None) -> Draws:
         self.steps += 1
-        return self.source.at(sequence, position) if self.steps <= 2 else _Settled()
+        return self.source.at(sequence, position, pairs) if self.steps <= 2 else _Settled()
 
 
 class _Settled:

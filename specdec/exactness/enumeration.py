@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import SpecdecError
-from specdec.rng import Purpose
+from specdec.rng import Pairs, Purpose
 
 
 class EnumerationError(SpecdecError):
@@ -37,7 +37,7 @@ class EnumerationSource:
         self.weight = torch.ones(len(scripts), dtype=torch.float64)
         self.unexplored: list[Tensor] = []  # scripts of branches met but not taken
 
-    def at(self, sequence: Tensor, position: Tensor) -> EnumerationDraws:
+    def at(self, sequence: Tensor, position: Tensor, pairs: Pairs | None = None) -> EnumerationDraws:
         return EnumerationDraws(self, sequence.cpu())
 
     def decide(self, sequence: Tensor, options: Tensor) -> Tensor:
