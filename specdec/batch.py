@@ -92,9 +92,8 @@ class Batch:
         self.least_room, self.most_room = min(room), max(room)
         self.read_every = read_every
         self.unread: list[_Step] = []
-        self.forwarded: list[
-            tuple[int, int, int]
-        ] = []  # (batch, nodes, longest context), till its time is known
+        # (batch, nodes, longest context) of the steps whose time is not known yet
+        self.forwarded: list[tuple[int, int, int]] = []
         self.started = time.perf_counter()
 
     def whereabouts(self) -> list[tuple[int, int]]:
