@@ -24,7 +24,7 @@ from rich.table import Table
 from scipy import stats
 
 import drafters
-from experiments import questions
+from experiments import questions, summary
 from experiments.questions import Question
 from experiments.store import Run
 from specdec import verify
@@ -82,8 +82,7 @@ def run(config: Config, run_dir: Path) -> None:
         "errors": errors,
         "categories": Counter(e["category"] for e in errors),
     }
-    if target.provenance.get("weights") == "random":
-        results["flags"] = ["random weights: the answers mean nothing"]
+    results["flags"] = summary.flags(rule, target)
     _print(console, results, store.finish(results))
 
 
@@ -180,6 +179,6 @@ def _print(console: Console, results: dict[str, Any], path: Path) -> None:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     counted = ", ".join(f"{results['categories'].get(c, 0)} {c}" for c in CATEGORIES)
     console.print(f"errors looked at: {counted}", highlight=False)
-    for flag in results.get("flags", ()):
+    for flag in results["flags"]:
         console.print(f"! {flag}", highlight=False)
     console.print(str(path), highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ BUILTIN = Path(__file__).parent / "data" / "prompts.jsonl"
 DOMAINS = ("chat", "reasoning", "maths", "coding", "extraction", "summarisation", "translation", "qa", "rag")
 IDS = ("id", "question_id", "task_id")
 LABELS = ("domain", "category")
+UNLABELLED, TOTAL = "other", "all"  # the domain of a prompt without one; what the sum of domains is called
 TEXTS = ("text", "prompt", "turns")  # of `turns` the first is asked
 
 
@@ -84,7 +86,8 @@ def _read(path: Path) -> Iterator[Prompt]:
         raise OptionError("prompts.path", path, f"unknown kind of file; choices: {', '.join(readers)}")
     seen: set[str] = set()
     for place, record in readers[path.suffix](path):
-        prompt = _prompt(record, place, default_id=str(len(seen) + 1))
+        number = next(n for n in itertools.count(len(seen) + 1) if str(n) not in seen)
+        prompt = _prompt(record, place, default_id=str(number))
         if prompt.id in seen:
             raise OptionError("prompts.path", place, f"the id {prompt.id} occurs twice.")
         seen.add(prompt.id)
@@ -104,14 +107,23 @@ def _prompt(record: Mapping[str, Any], place: str, default_id: str) -> Prompt:
         raise OptionError("prompts.path", place, f"the prompt is no text but {text!r}.")
     if not text.strip():
         raise OptionError("prompts.path", place, "the prompt is empty; remove it or fill it in.")
-    return Prompt(str(first(IDS, default_id)), str(first(LABELS, "all")), text)
+    if not encodable(text):
+        raise OptionError(
+            "prompts.path", place, "the prompt holds half a character (a lone surrogate); mend it."
+        )
+    domain = str(first(LABELS, UNLABELLED))
+    if domain == TOTAL:
+        raise OptionError(
+            "prompts.path", place, f"the domain {TOTAL} is what the total is called; rename it."
+        )
+    return Prompt(str(first(IDS, default_id)), domain, text)
 
 
 Records = Iterator[tuple[str, Mapping[str, Any]]]  # where it stands, what it says
 
 
 def _json_lines(path: Path) -> Records:
-    for place, line in _lines(path):
+    for place, line in lines(path, "prompts.path"):
         if not line.strip():
             continue
         try:
@@ -124,18 +136,32 @@ def _json_lines(path: Path) -> Records:
 
 
 def _text_lines(path: Path) -> Records:
-    for place, line in _lines(path):
+    for place, line in lines(path, "prompts.path"):
         if line.strip():
             yield place, {"text": line.strip()}
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+def lines(path: Path, option: str) -> Iterator[tuple[str, str]]:
+    """Where each line stands, and the line; split where a file's lines end, not at U+2028.
+
+    Raises:
+        OptionError: the file cannot be read, or is not UTF-8; names `option`.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise OptionError(option, path, f"cannot be read ({error}).") from error
+    for number, line in enumerate(content.splitlines(), start=1):
         place = f"{path}, line {number}"
         try:
             yield place, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise OptionError("prompts.path", place, f"is not UTF-8 ({error.reason}).") from error
+            raise OptionError(option, place, f"is not UTF-8 ({error.reason}).") from error
+
+
+def encodable(text: str) -> bool:
+    """Whether a text consists of whole characters: JSON can hold halves of them."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _parquet(path: Path) -> Records:
@@ -148,4 +174,5 @@ def _parquet(path: Path) -> Records:
     except (ImportError, OSError, ValueError) as error:
         raise OptionError("prompts.path", path, f"is not readable as Parquet ({error}).") from error
     for number, record in enumerate(table.to_dict("records"), start=1):
-        yield f"{path}, row {number}", record
+        given = {k: v for k, v in record.items() if not (pandas.api.types.is_scalar(v) and pandas.isna(v))}
+        yield f"{path}, row {number}", given

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import prompts
 from specdec.errors import OptionError
 
 BUILTIN = Path(__file__).parent / "data" / "questions.jsonl"
@@ -77,7 +78,7 @@ class Question:
         return places[max(places)] if places else None
 
     def _same_form(self, found: str) -> str:
-        return found.upper() if self.choices else f"{number(found):g}"
+        return found.upper() if self.choices else f"{number(found):.15g}"
 
     def right(self, found: str | None) -> bool:
         """Exact match."""
@@ -94,20 +95,38 @@ def load(path: Path = BUILTIN) -> list[Question]:
     """
     if not path.is_file():
         raise OptionError("task.path", path, "there is no such file.")
-    questions = []
-    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    questions: dict[str, Question] = {}
+    for place, line in prompts.lines(path, "task.path"):
         if line.strip():
             try:
-                record: dict[str, Any] = json.loads(line)
-                choices = tuple(record.pop("choices", ()))
-                questions.append(Question(**record, choices=choices))
-            except (ValueError, TypeError) as error:
-                raise OptionError(
-                    "task.path", f"{path}, line {place}", f"is no question ({error})."
-                ) from error
+                question = _question(json.loads(line))
+            except (ValueError, TypeError, SyntaxError, ArithmeticError) as error:
+                raise OptionError("task.path", place, f"is no question ({error}).") from error
+            if question.id in questions:
+                raise OptionError("task.path", place, f"the id {question.id} occurs twice.")
+            questions[question.id] = question
     if not questions:
         raise OptionError("task.path", path, "holds no question.")
-    return questions
+    return list(questions.values())
+
+
+def _question(record: Any) -> Question:
+    """From a line's JSON.
+
+    Raises:
+        ValueError, TypeError, SyntaxError, ArithmeticError: it is none.
+    """
+    if not isinstance(record, dict):
+        raise ValueError("no JSON object")
+    choices = record.pop("choices", ())
+    if not (isinstance(choices, list | tuple) and all(isinstance(c, str) for c in choices)):
+        raise ValueError("its choices are no list of texts")
+    for name, value in record.items():
+        if not isinstance(value, str):
+            raise ValueError(f'{name} must be a text, e.g. "{name}": "{value}"')
+    question = Question(**record, choices=tuple(choices))
+    question.sound  # noqa: B018 - whether answer and check are numbers that can be read
+    return question
 
 
 def number(text: str) -> float:

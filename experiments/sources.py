@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from experiments import prompts
 from experiments.instructions import Overlap, instructions
 from specdec.config import PromptsConfig
@@ -15,6 +17,7 @@ from specdec.errors import OptionError
 from specdec.model import Model
 
 Asked = tuple[str, list[int]]  # domain, token ids
+HALF = "holds half a character (a lone surrogate); mend it."
 
 
 class Source(Protocol):
@@ -78,10 +81,10 @@ def chat(path: Path, target: Model) -> list[Asked]:
     """
     asked: list[Asked] = []
     plain: list[tuple[str, str]] = []  # domain, text
-    for number, line in enumerate(_lines(path), start=1):
+    roles: dict[str, None] = {}
+    for place, line in prompts.lines(path, "task.path"):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -93,15 +96,12 @@ def chat(path: Path, target: Model) -> list[Asked]:
             plain.append((str(record.get("domain", "chat")), _plain(record, place)))
         else:
             asked += [("chat", ids) for ids in _turns(messages, target, place)]
+            roles |= dict.fromkeys(m["role"] for m in messages)
+    if not asked and not plain:
+        found = f"its roles are {', '.join(roles)}; rename them" if roles else "it is empty"
+        raise OptionError("task.path", path, f"holds no message of the role user: {found}.")
     encoded = target.encode([words for _, words in plain]) if plain else []
     return asked + [(domain, ids) for (domain, _), ids in zip(plain, encoded, strict=True)]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError("task.path", path, f"cannot be read as UTF-8 text ({error}).") from error
 
 
 def _plain(record: dict[str, Any], place: str) -> str:
@@ -110,6 +110,8 @@ def _plain(record: dict[str, Any], place: str) -> str:
     if not isinstance(found, str) or not found.strip():
         fields = ", ".join(("messages", *prompts.TEXTS))
         raise OptionError("task.path", place, f"has none of the fields {fields}, or it is empty.")
+    if not prompts.encodable(found):
+        raise OptionError("task.path", place, HALF)
     return found
 
 
@@ -120,11 +122,17 @@ def _turns(messages: Any, target: Model, place: str) -> Iterator[list[int]]:
     )
     if not valid:
         raise OptionError("task.path", place, '`messages` is no list of {"role": …, "content": …}.')
+    if not all(prompts.encodable(m["content"]) for m in messages):
+        raise OptionError("task.path", place, HALF)
     if not target.chat:
         raise OptionError("task.path", place, "this target has no chat template; use task.source=text.")
     for end, message in enumerate(messages, start=1):
         if message["role"] == "user":
-            encoding: Any = target.tokenizer.apply_chat_template(  # type: ignore[union-attr]
-                messages[:end], add_generation_prompt=True, return_dict=True
-            )
+            try:
+                encoding: Any = target.tokenizer.apply_chat_template(  # type: ignore[union-attr]
+                    messages[:end], add_generation_prompt=True, return_dict=True
+                )
+            except TemplateError as error:
+                remedy = f"the target's chat template refuses the conversation ({error})."
+                raise OptionError("task.path", place, remedy) from error
             yield list(encoding["input_ids"])

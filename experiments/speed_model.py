@@ -71,10 +71,13 @@ def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
     groups = []
     for group in _groups(runs):
         steps = Steps.concatenate(prediction.steps(r) for r in group)
+        if not len(steps):
+            where = group[0].directory
+            raise OptionError("runs", where, "no decode has a second step; raise engine.max_new_tokens.")
         model = SpeedModel.fit(steps)
         acceptance = Acceptance.pool([prediction.acceptance(r) for r in group])
         load = prediction.workload(max(group, key=lambda r: len(r.records)))
-        told = [_run(r, predicted[r.label]) for r in group if r.label in predicted]
+        told = [_run(r, predicted[r.directory]) for r in group if r.directory in predicted]
         budgets = _budgets(model, group, load)
         errors = [abs(r["error"]) for r in told if r["held_out"]]
         groups.append(
@@ -101,7 +104,7 @@ def _groups(runs: list[StoredRun]) -> list[list[StoredRun]]:
     """Runs that differ in nothing but γ or the node budget, together."""
     groups: dict[str, list[StoredRun]] = {}
     for r in runs:
-        key = repr(sorted((n, repr(v)) for n, v in r.options.items() if n not in SIZES))
+        key = repr(sorted(item for item in r.conditions.items() if item[0] not in SIZES))
         groups.setdefault(key, []).append(r)
     return list(groups.values())
 

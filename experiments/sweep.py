@@ -33,10 +33,11 @@ COLUMNS = {
 
 
 def rows(runs: list[StoredRun], domains: bool = False) -> list[dict[str, Any]]:
-    """One row per run, or with `domains` per run and domain ("all" among them)."""
+    """One row per run, or with `domains` per run and domain ("all", the total, first)."""
     table = []
     for run in runs:
-        groups = {"all": run.overall, **(run.summary["domains"] if domains else {})}
+        parts = run.summary["domains"] if domains else {}
+        groups = {"all": run.overall} | {d: n for d, n in parts.items() if d != "all"}
         for domain, numbers in groups.items():
             row = {**run.options, "run": str(run.directory), "finished": run.finished, "domain": domain}
             row |= {name: _at(numbers, path) for name, path in COLUMNS.items()}

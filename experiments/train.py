@@ -216,6 +216,10 @@ def distilled(options: Options, target: Model, config: Config, console: Console)
     held_out_folder = ShardFolder(folder.path.with_name(f"{distill.label(config.target)}-validation"))
     distill.distil(held_out, target, held_out_folder, 0, console)
     answers, check = ([a for a in f.answers() if len(a.answer) > 2] for f in (folder, held_out_folder))
+    for what, found in (("training", answers), ("validation", check)):
+        if not found:
+            remedy = f"no {what} answer is longer than two tokens; give more prompts or raise max_new_tokens."
+            raise OptionError("task.data.path", options.data.path, remedy)
     return Distilled(answers, check, counts, (folder.path, held_out_folder.path))
 
 

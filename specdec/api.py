@@ -10,6 +10,7 @@ from specdec.batch import Generation, TokenCallback
 from specdec.config import EngineConfig, TargetConfig
 from specdec.drafter import Drafter
 from specdec.engine import Engine
+from specdec.errors import OptionError
 from specdec.ledger import Ledger
 from specdec.model import Model
 from specdec.sampling import Sampling
@@ -58,7 +59,7 @@ def generate(
     verify: str | Rule | None = None,
     max_new_tokens: int = 128,
     batch_size: int = 1,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     on_tokens: TokenCallback | None = None,
 ) -> Result:
@@ -82,10 +83,13 @@ def generate(
         OptionError: an impossible option, an empty or too long prompt, a biased pairing of drafter and rule.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if any(isinstance(t, int) for t in texts):
+        raise OptionError("prompts", prompts, "is one prompt's token ids; write [[…]].")
+    stop = [stop] if isinstance(stop, str) else list(stop)
     ids = [target.encode([t])[0] if isinstance(t, str) else t for t in texts]
     if verify is None:
         verify = "token" if drafter is None or drafter.is_chain else "recursive"
     rule = rules.build({"name": verify}) if isinstance(verify, str) else verify
-    config = EngineConfig(max_new_tokens=max_new_tokens, batch_size=batch_size, stop=list(stop))
+    config = EngineConfig(max_new_tokens=max_new_tokens, batch_size=batch_size, stop=stop)
     engine = Engine(target, drafter, rule, sampling, config, seed, on_tokens)
     return Result(engine.generate(ids), engine.ledger)

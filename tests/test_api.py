@@ -61,6 +61,21 @@ def test_options_reach_the_engine(target):
     assert again.tokens[0] != result.tokens[0]
 
 
+def test_a_stop_string_is_no_list_of_letters(target):
+    whole = specdec.generate(target, None, "ab", max_new_tokens=30, stop="abcdefghijklmnopqrstuvwxyz")
+    assert whole.tokens == specdec.generate(target, None, "ab", max_new_tokens=30).tokens
+    piece = whole.texts[0][5:7]
+    assert (
+        specdec.generate(target, None, "ab", max_new_tokens=30, stop=piece).texts[0]
+        == (whole.texts[0][: whole.texts[0].index(piece)])
+    )
+
+
+def test_one_prompts_token_ids_are_no_list_of_prompts(target):
+    with pytest.raises(OptionError, match=r"is one prompt's token ids; write \[\[…\]\]"):
+        specdec.generate(target, None, [1, 2, 3])
+
+
 def test_stop_strings(target):
     text = specdec.generate(target, None, "ab", max_new_tokens=30).texts[0]
     stop = next(c for c in text[3:] if c.isascii() and c.isprintable())

@@ -4,6 +4,7 @@ import json
 import random
 import string
 
+import jinja2
 import pytest
 import torch
 from rich.console import Console
@@ -208,6 +209,8 @@ def test_conversations_and_single_prompts(target, tmp_path):
         ("[1]", "line 1: is no JSON object|line 1=.*no JSON object|is no JSON object"),
         ("{", "is no JSON"),
         ('{"x": 1}', "has none of the fields messages, text"),
+        ("", r"task\.path=.*chat\.jsonl: holds no message of the role user: it is empty"),
+        ('{"text": "cut emoji \\ud83d"}', "half a character"),
         ('{"messages": [{"role": "user", "content": "Hi"}]}', "no chat template; use task.source=text"),
     ]:
         path.write_text(line, encoding="utf-8")
@@ -228,6 +231,31 @@ def test_every_user_turn_of_a_conversation_is_a_prompt(tmp_path):
     turns = [("system", "a"), ("user", "bb"), ("assistant", "ccc"), ("user", "dddd")]
     path.write_text(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}), encoding="utf-8")
     assert sources.chat(path, Target()) == [("chat", [1, 2]), ("chat", [1, 2, 3, 4])]
+    turns = [{"role": "user", "content": "a\u2028b"}]  # no end of a line; a byte-order mark is no text
+    path.write_text(json.dumps({"messages": turns}, ensure_ascii=False), encoding="utf-8-sig")
+    assert sources.chat(path, Target()) == [("chat", [3])]
+
+
+@pytest.mark.parametrize(
+    ("role", "content", "message"),
+    [
+        ("human", "Hi", "holds no message of the role user: its roles are human; rename them"),
+        ("user", "cut emoji \ud83d", "half a character"),
+        ("user", "refused", r"line 1: the target's chat template refuses the conversation \(no such role\)"),
+    ],
+)
+def test_conversations_that_cannot_be_used(tmp_path, role, content, message):
+    class Template:
+        def apply_chat_template(self, messages, add_generation_prompt, return_dict):
+            raise jinja2.TemplateError("no such role")
+
+    class Target:
+        chat, tokenizer = True, Template()
+
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": role, "content": content}]}))
+    with pytest.raises(OptionError, match=message):
+        sources.chat(path, Target())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ speed model.
 """
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 import drafters
 import experiments
-from experiments import accept_reject, mini_benchmark, questions, roofline
+from experiments import accept_reject, mini_benchmark, perplexity, questions, roofline
 from experiments.questions import Question
 from specdec import verify
 from specdec.config import Config, EngineConfig, TargetConfig
@@ -218,9 +219,27 @@ def test_questions_of_the_users(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": "1", "subject": "s", "question": "2?", "answer": "2", "check": "1 + 1"}\n\n')
     assert [q.answer for q in questions.load(path)] == ["2"]
-    path.write_text('{"id": "1"}\n')
-    with pytest.raises(OptionError, match="line 1"):
-        questions.load(path)
+    known = {"id": "1", "subject": "s", "question": "2?", "answer": "2", "check": "1 + 1"}
+    for changes, message in (
+        ({"answer": 2}, 'answer must be a text, e.g. "answer": "2"'),
+        ({"answer": "two"}, "could not convert"),
+        ({"check": "1 +"}, "invalid syntax"),
+        ({"check": "1 / 0"}, "by zero"),
+        ({"choices": "ABC"}, "its choices are no list of texts"),
+    ):
+        path.write_text(json.dumps(known | changes))
+        with pytest.raises(OptionError, match=f"line 1: is no question .*{re.escape(message)}"):
+            questions.load(path)
+    for text, message in (
+        ('{"id": "1"}\n', "line 1: is no question"),
+        ('"text"', "line 1: is no question .no JSON object"),
+        (2 * (json.dumps(known) + "\n"), "line 2: the id 1 occurs twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(OptionError, match=message):
+            questions.load(path)
+    large = questions.Question("1", "s", "?", answer="1234567", check="1234567")
+    assert large.strict("Answer: 1,234,567") == "1234567" and large.right(large.strict("Answer: 1234567"))
     with pytest.raises(OptionError, match="no such file"):
         questions.load(Path("nowhere.jsonl"))
     with pytest.raises(ValueError, match="no calculation"):
@@ -254,3 +273,42 @@ def test_a_stored_sweep_is_predicted(tmp_path, capsys):
 def test_the_speed_model_needs_runs(tmp_path):
     with pytest.raises(OptionError, match="runs=null: must name finished runs"):
         experiments.run(config("speed_model"), tmp_path)
+
+
+# ---------------------------------------------------------------- the main job, what it says at its end
+
+
+def measured(**task) -> Config:
+    made = config("measure", warmup_tokens=0, **task)
+    made.drafter = drafters.check({"name": "ngram", "gamma": 2})
+    made.prompts.limit, made.engine.batch_size = 2, 1
+    return made
+
+
+def test_a_run_interrupted_at_its_last_part_is_not_finished(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    report = perplexity.report
+    monkeypatch.setattr(perplexity, "report", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiments.run(measured(perplexity=True), tmp_path)
+    assert "the run is not finished" in capsys.readouterr().out and not (tmp_path / "summary.json").exists()
+    monkeypatch.setattr(perplexity, "report", report)
+    again = measured(perplexity=True)
+    again.resume = True
+    experiments.run(again, tmp_path)
+    assert "perplexity" in json.loads((tmp_path / "summary.json").read_text())
+
+
+def test_what_a_lossy_rule_emits_is_not_called_a_bug(tmp_path, capsys):
+    made = measured()
+    made.verify = {"name": "synthetic", "rates": [0.9]}
+    experiments.run(made, tmp_path / "measure")
+    summary = json.loads((tmp_path / "measure" / "summary.json").read_text())
+    assert summary["overall"]["agreement"] == {} and "bug" not in capsys.readouterr().out
+    assert [flag[:5] for flag in summary["flags"]] == ["LOSSY", "rando"]
+    made = config("mini_benchmark", errors=0)
+    made.verify = {"name": "synthetic", "rates": [0.9]}
+    experiments.run(made, tmp_path / "questions")
+    assert "! LOSSY: verify=synthetic" in capsys.readouterr().out

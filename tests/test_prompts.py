@@ -68,12 +68,26 @@ def test_json_lines(write):
     )
     assert load(file_config(path)) == [
         Prompt("7", "x", "One"),
-        Prompt("HumanEval/0", "all", "Two"),
+        Prompt("HumanEval/0", "other", "Two"),
         Prompt("81", "writing", "Drei"),
-        Prompt("4", "all", "Line\u2028separator"),
+        Prompt("4", "other", "Line\u2028separator"),
     ]
     spec_bench = load(file_config(path, name="spec_bench", domains=["writing"]))
     assert spec_bench == [Prompt("81", "writing", "Drei")]
+
+
+def test_a_given_id_may_be_a_later_lines_number(write):
+    path = write("a.jsonl", '{"text": "a", "id": "2"}', '{"text": "b"}', '{"text": "c"}')
+    assert [p.id for p in load(file_config(path))] == ["2", "3", "4"]
+
+
+def test_parquet_with_missing_cells(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"id": ["x", None, None], "domain": [None, "qa", None], "text": ["A", "B", "C"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    found = load(file_config(tmp_path / "a.parquet"))
+    assert found == [Prompt("x", "other", "A"), Prompt("2", "qa", "B"), Prompt("3", "other", "C")]
 
 
 def test_text_file(write):
@@ -99,6 +113,8 @@ def test_parquet(tmp_path):
         (['{"text": 5}'], "line 1", "no text but 5"),
         (['{"text": "a", "id": 1}', '{"text": "b", "id": 1}'], "line 2", "the id 1 occurs twice"),
         ([b'{"text": "\xff"}'], "line 1", "UTF-8"),
+        (['{"text": "cut emoji \\ud83d"}'], "line 1", "half a character"),
+        (['{"text": "a", "domain": "all"}'], "line 1", "rename it"),
     ],
 )
 def test_broken_lines_are_named(write, lines, place, what):

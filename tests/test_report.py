@@ -1,6 +1,7 @@
 """Reports from stored runs: numbers against paper; a page that is sound, self-contained and loud."""
 
 import html.parser
+import json
 import math
 import re
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 from scipy import stats
 from stored_runs import record, write_run
 
-from experiments import intervals, report, summary
-from experiments.report import page, stored, timeline
+from experiments import intervals, report, speed_model, summary
+from experiments.report import page, prediction, stored, timeline
 from specdec.errors import OptionError
 from specdec.ledger import Counts
 
@@ -148,6 +149,88 @@ def test_runs_of_one_drafter_are_told_apart_by_its_own_options(tmp_path):
     assert labels == {"drafter=ngram", "drafter=eagle, ngram=false", "drafter=eagle, ngram=null"}
 
 
+def test_a_pattern_may_hit_files_and_folders_may_be_numbers(tmp_path, monkeypatch):
+    for number in (0, 1):
+        write_run(tmp_path / str(number), config={"drafter": {"name": "ngram", "gamma": 2 + number}})
+    (tmp_path / "runs.csv").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert len(stored.find(str(tmp_path / "*"))) == len(stored.find([0, "1", "../" + tmp_path.name])) == 2
+    assert stored.find(1)[0].config["drafter"]["gamma"] == 3
+    with pytest.raises(OptionError, match=r"runs=.*runs\.csv: there is no such folder"):
+        stored.find("runs.csv")
+
+
+def test_runs_that_are_alike_are_told_apart_by_their_places(tmp_path):
+    """Two sweeps of one command: the label is unique, and each run keeps its own prediction."""
+    for place, seconds in (("A", 2.0), ("B", 3.0)):
+        records = [
+            record(m, u, unit_seconds=6.0 if m == "autoregressive" else seconds)
+            for u in range(4)
+            for m in ("autoregressive", "speculative")
+        ]
+        write_run(tmp_path / place / "0", records=records)
+    runs = stored.find(str(tmp_path))
+    assert [r.label for r in runs] == ["A/0", "B/0"]
+    measured = [prediction.predict(runs)[r.directory].explanation.measured for r in runs]
+    assert measured == [r.overall["speedup"]["value"] for r in runs] and measured[0] > measured[1]
+
+
+def test_held_out_predictions_come_from_runs_that_differ_in_gamma_only(tmp_path):
+    """Neither another number of threads nor another drafter beside them changes who predicts whom."""
+    for threads in (1, 2):
+        for gamma in (2, 3):
+            drafter = {"name": "ngram", "gamma": gamma}
+            engine = {"max_new_tokens": 6, "batch_size": 1, "threads": threads}
+            write_run(tmp_path / f"{threads}-{gamma}", config={"drafter": drafter, "engine": engine})
+    for ngram in (True, False):
+        write_run(tmp_path / f"eagle-{ngram}", config={"drafter": {"name": "eagle", "ngram": ngram}})
+    runs = {r.directory.name: r for r in stored.find(str(tmp_path))}
+    assert stored.differing(runs["1-2"], runs["1-3"]) == {"drafter.gamma"}
+    assert stored.differing(runs["1-2"], runs["2-3"]) == {"drafter.gamma", "engine.threads"}
+    predicted = prediction.predict(list(runs.values()))
+    assert {d.name for d, p in predicted.items() if p.held_out} == {"1-2", "1-3", "2-2", "2-3"}
+    groups = [{r.directory.name for r in g} for g in speed_model._groups(list(runs.values()))]
+    assert sorted(map(sorted, groups)) == [["1-2", "1-3"], ["2-2", "2-3"], ["eagle-False"], ["eagle-True"]]
+    with_one_threads_only = [runs["1-2"], runs["1-3"]]
+    assert page._curves(with_one_threads_only) and not page._curves(list(runs.values()))
+
+
+def test_a_tree_is_as_deep_as_the_deepest_row_of_its_batch(tmp_path):
+    """Two rows of 15 nodes, 5 and 4 deep, the second ended after a step; a draft takes 10 ms, 2 a level."""
+    records = []
+    for sequence, depth in enumerate(([5, 5, 5], [4])):
+        for method in ("autoregressive", "speculative"):
+            fast = method == "speculative"
+            own = depth if fast else [0] * len(depth)
+            zero = [0] * len(depth)
+            steps = {"nodes": [15 * fast] * len(depth), "depth": own, "accepted": zero}
+            steps |= {"emitted": [1] * len(depth), "discarded": zero, "bonus": zero}
+            seconds = [
+                [2, 15 * fast, 10, 0.01 * fast, 0.1, 0, 0],
+                *[[1, 15 * fast, 10, 0.01 * fast, 0.1, 0, 0]] * 2,
+            ]
+            drafts = {"drafts": [[[1] * 15, [-1, *range(14)], []]] * len(depth)} if fast else {}
+            made = {"sequence": sequence, "steps": steps, "step_seconds": seconds, **drafts}
+            records.append(record(method, 0, tokens=[1] * (1 + len(depth)), **made))
+    [run] = stored.find(str(write_run(tmp_path / "a", records=records)))
+    steps = prediction.steps(run)
+    assert steps.depth[steps.drafting > 0].tolist() == [5, 5]  # the first step pays for caches
+    assert prediction._depths([r for r in run.records if r["method"] == "speculative"], 3) == [5, 5, 5]
+
+
+def test_decodes_of_a_single_step_predict_nothing(tmp_path):
+    one = {"nodes": [3], "depth": [3], "accepted": [0], "emitted": [1], "discarded": [0], "bonus": [0]}
+    records = [
+        record(m, u, steps=one, step_seconds=[[1, 3, 10, 0.2, 0.5, 0.1, 0.1]], tokens=[1, 2])
+        for u in range(2)
+        for m in ("autoregressive", "speculative")
+    ]
+    runs = stored.find(str(write_run(tmp_path / "a", records=records)))
+    assert prediction.predict(runs) == {}
+    with pytest.raises(OptionError, match="no decode has a second step; raise engine.max_new_tokens"):
+        speed_model.analyse(runs, 4)
+
+
 @pytest.mark.parametrize("places", ["missing", "."])
 def test_nothing_found_is_told(tmp_path, monkeypatch, places):
     monkeypatch.chdir(tmp_path)
@@ -160,6 +243,9 @@ def test_a_line_cut_short_is_ignored_and_a_damaged_one_is_told(tmp_path):
     whole = samples.read_text()
     samples.write_text(whole + '{"prompt": "p9", "tok')
     assert len(stored.find(str(tmp_path))[0].records) == 8
+    separated = json.dumps(record("speculative", 9, text="one\u2028two\x85"), ensure_ascii=False)
+    samples.write_text(whole + separated + "\n", encoding="utf-8")
+    assert stored.find(str(tmp_path))[0].records[-1]["text"] == "one\u2028two\x85"
     samples.write_text("no json\n" + whole)
     with pytest.raises(OptionError, match="line 1 of samples.jsonl is no JSON"):
         stored.find(str(tmp_path))
@@ -190,6 +276,13 @@ def test_fates_of_a_tree_and_of_a_plain_step():
     assert [(t.text, t.fate) for t in tree.tokens] == [("<3>", "accepted"), ("<7>", "bonus")]
     assert [t.text for t in tree.aside] == ["<2>", "<4>"]
     assert [(t.text, t.fate) for t in plain.tokens] == [("<8>", "plain")]
+
+
+def test_an_unknown_prompt_is_told(tmp_path):
+    [run] = stored.find(str(write_run(tmp_path / "a")))
+    assert timeline.timeline(run, "p1").prompt == "p1"
+    with pytest.raises(OptionError, match=r"task\.sample=p11: no such prompt; did you mean p1\?"):
+        timeline.timeline(run, "p11")
 
 
 def test_blanks_and_control_characters_are_visible():

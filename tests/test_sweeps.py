@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import stored_runs
 import torch
 from stored_runs import write_run
 
@@ -45,6 +46,16 @@ def test_one_row_per_run_and_domain(tmp_path):
     frame = pandas.read_parquet(paths[1])
     assert frame["drafter.gamma"].tolist() == [2, 2, 2, 4, 4, 4]
     assert frame["block_efficiency"].tolist() == [2.0] * 6
+
+
+def test_the_total_is_not_lost_to_a_domain_of_its_name(tmp_path):
+    records = [
+        stored_runs.record(m, u, domain="all" if u else "chat")
+        for u in range(3)
+        for m in ("autoregressive", "speculative")
+    ]
+    runs = stored.find(str(write_run(tmp_path / "a", records=records)))
+    assert [(r["domain"], r["prompts"]) for r in sweep.rows(runs, domains=True)] == [("all", 3), ("chat", 1)]
 
 
 def test_columns_of_mixed_types_are_written(tmp_path):

@@ -169,7 +169,7 @@ def _domains(runs: list[StoredRun], measure: str) -> Chart | None:
     title = {"acceptance_rate": "Acceptance rate α", "speedup": "Speedup"}[measure]
 
     def draw(axes: Axes, c: Palette) -> None:
-        names = [*domains, "all"]
+        names = [*(d for d in domains if d != "all"), "all"]
         for i, run in enumerate(runs):
             shift = 0.6 * ((i + 0.5) / len(runs) - 0.5)
             for row, domain in enumerate(names):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from experiments import prompts
 from experiments.report import charts, prediction, timeline
-from experiments.report.stored import StoredRun, flat
+from experiments.report.stored import StoredRun, differing, flat
 from specdec.speed_model import CAUSES
 
 METHODS = ("autoregressive", "speculative")
@@ -258,18 +259,20 @@ def _rules_table(runs: list[StoredRun]) -> Table:
 
 def _curves(runs: list[StoredRun]) -> dict[str, list[tuple[int, float]]]:
     """Predicted speedup by γ, if γ is all that the runs differ in."""
-    if set(runs[0].options) != {"drafter.gamma"} or any(not prediction.is_chain(r) for r in runs):
+    if len(runs) < 2 or any(differing(runs[0], r) != {"drafter.gamma"} for r in runs[1:]):
+        return {}
+    if any(not prediction.is_chain(r) for r in runs):
         return {}
     if any(r.overall["speedup"] is None or not r.overall["positions"]["offered"] for r in runs):
         return {}
-    longest = max(r.options["drafter.gamma"] for r in runs)
+    longest = max(r.option("drafter.gamma") for r in runs)
     return {"": prediction.curve(runs, range(1, longest + 1))}
 
 
-def _prediction_table(runs: list[StoredRun], predicted: dict[str, prediction.Predicted]) -> Table | None:
+def _prediction_table(runs: list[StoredRun], predicted: dict[Path, prediction.Predicted]) -> Table | None:
     rows = []
     for r in runs:
-        if (p := predicted.get(r.label)) is None:
+        if (p := predicted.get(r.directory)) is None:
             continue
         e = p.explanation
         rows.append(([
@@ -289,10 +292,10 @@ def _prediction_table(runs: list[StoredRun], predicted: dict[str, prediction.Pre
     return Table("Predicted and measured speedup", columns, rows, note) if rows else None
 
 
-def _causes_table(runs: list[StoredRun], predicted: dict[str, prediction.Predicted]) -> Table | None:
+def _causes_table(runs: list[StoredRun], predicted: dict[Path, prediction.Predicted]) -> Table | None:
     rows = []
     for r in runs:
-        if (p := predicted.get(r.label)) is not None:
+        if (p := predicted.get(r.directory)) is not None:
             factors = [f"×{p.explanation.factors.get(cause, 1.0):.2f}" for cause in CAUSES]
             rows.append(
                 ([r.label, _number(p.explanation.textbook), *factors, _number(p.explanation.measured)], False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from experiments.report.stored import StoredRun
+from experiments.report.stored import StoredRun, differing
 from experiments.summary import Records
 from specdec.speed_model import Acceptance, Explanation, SpeedModel, Steps, Workload, explain
 
@@ -31,14 +32,14 @@ class Predicted:
     best_speedup: float | None
 
 
-def predict(runs: list[StoredRun]) -> dict[str, Predicted]:
-    """By the run's label; runs that only differ in γ predict each other, the run itself left out."""
+def predict(runs: list[StoredRun]) -> dict[Path, Predicted]:
+    """By the run's directory; runs that only differ in γ predict each other, the run itself left out."""
     found = {}
     for run in runs:
-        others = [r for r in runs if r is not run and _siblings(r, run)]
+        others = [r for r in runs if differing(r, run) == {"drafter.gamma"}]
         predicted = _predicted(run, others)
         if predicted is not None:
-            found[run.label] = predicted
+            found[run.directory] = predicted
     return found
 
 
@@ -56,8 +57,7 @@ def steps(run: StoredRun) -> Steps:
     for method in ("autoregressive", "speculative"):
         for group in _once(run.records, method):
             rows = group[0]["step_seconds"][FIRST_STEPS:]
-            alone = len(group) == 1
-            depth = group[0]["steps"]["depth"][FIRST_STEPS:] if alone and not is_chain(run) else None
+            depth = None if is_chain(run) else _depths(group, FIRST_STEPS + len(rows))[FIRST_STEPS:]
             if rows:
                 parts.append(Steps.from_rows(rows, depth, method == "speculative"))
     return Steps.concatenate(parts)
@@ -103,8 +103,10 @@ def _predicted(run: StoredRun, others: list[StoredRun]) -> Predicted | None:
         return None
     if not run.overall["phase_seconds"].get("autoregressive"):
         return None
-    load, chain = workload(run), is_chain(run)
-    model = SpeedModel.fit(steps(run))
+    load, chain, taken = workload(run), is_chain(run), steps(run)
+    if not len(taken):
+        return None  # all decodes ended with their first steps
+    model = SpeedModel.fit(taken)
     forecast = None
     if others and chain:
         elsewhere = SpeedModel.fit(Steps.concatenate(steps(r) for r in others))
@@ -135,10 +137,10 @@ def _shapes(run: StoredRun) -> tuple[list[float], list[float], list[float]] | No
     return shapes[:, 0].tolist(), shapes[:, 1].tolist(), (count / count.sum()).tolist()
 
 
-def _siblings(a: StoredRun, b: StoredRun) -> bool:
-    """Runs that differ in nothing but the draft length."""
-    names = {n for n in a.options.keys() | b.options.keys() if a.options.get(n) != b.options.get(n)}
-    return names == {"drafter.gamma"}
+def _depths(group: Records, count: int) -> list[int]:
+    """How deep the drafts of `count` steps of a batch were: as deep as its deepest row's."""
+    rows = [r["steps"]["depth"] for r in group]  # a row that has ended has no more steps
+    return [max((row[i] for row in rows if i < len(row)), default=0) for i in range(count)]
 
 
 def _once(records: Records, method: str) -> list[Records]:

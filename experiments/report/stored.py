@@ -13,7 +13,8 @@ from typing import Any
 from experiments import summary
 from specdec.errors import OptionError
 
-IGNORED = ("resume", "runs", "logger", "experiment", "seed", "engine.threads")  # labels of last resort
+NO_CONDITION = ("resume", "runs", "logger", "experiment")  # options that do not bear on what is measured
+IGNORED = (*NO_CONDITION, "seed", "engine.threads")  # labels of last resort
 
 
 @dataclass
@@ -42,10 +43,10 @@ class StoredRun:
         Raises:
             OptionError: a file of it is damaged.
         """
-        lines = (directory / "samples.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = (directory / "samples.jsonl").read_bytes().splitlines(keepends=True)  # at \n, not at U+2028
         records = []
         for number, line in enumerate(lines, start=1):
-            if line.endswith("\n"):  # what a crash cut short does not count
+            if line.endswith(b"\n"):  # what a crash cut short does not count
                 try:
                     records.append(json.loads(line))
                 except ValueError as error:
@@ -77,32 +78,44 @@ class StoredRun:
         """What a reader must know before believing the numbers."""
         flags = list(self.meta.get("flags", ()))
         if not self.finished:
-            flags.append("unfinished run: not all prompts were decoded")
+            flags.append("unfinished run: not everything was measured")
         if self.overall["agreement"].get("logic bug"):
             flags.append("greedy outputs differ from the baseline by more than numeric ties: a bug")
         return flags
+
+    @cached_property
+    def conditions(self) -> dict[str, str]:
+        """Every option that bears on what was measured, by its full name, as text."""
+        return {n: repr(v) for n, v in flat(self.config).items() if n not in NO_CONDITION}
 
     def option(self, name: str) -> Any:
         """An option of the run by its full name, `None` where it has none."""
         return flat(self.config).get(name)
 
 
-def find(places: str | Iterable[str]) -> list[StoredRun]:
+def differing(a: StoredRun, b: StoredRun) -> set[str]:
+    """The options in which two runs differ, by their full names."""
+    names = a.conditions.keys() | b.conditions.keys()
+    return {n for n in names if a.conditions.get(n) != b.conditions.get(n)}
+
+
+def find(places: str | int | Iterable[str | int]) -> list[StoredRun]:
     """All measured runs at or below `places` (folders or patterns), labelled by what sets them apart.
 
     Raises:
         OptionError: a place does not exist, or no run of `task=measure` with samples lies there.
     """
-    places = [places] if isinstance(places, str) else list(places)
-    directories: dict[Path, None] = {}
+    places = [str(p) for p in ([places] if isinstance(places, str | int) else places)]
+    directories: dict[Path, Path] = {}  # however a run is reached, it is there once
     for place in places:
-        matches = sorted(glob.glob(str(Path(place).expanduser()))) or [place]
-        for match in map(Path, matches):
-            if not match.is_dir():
-                raise OptionError("runs", place, "there is no such folder.")
+        matches = [Path(p) for p in sorted(glob.glob(str(Path(place).expanduser())))]
+        folders = [p for p in matches if p.is_dir()]  # a pattern may hit files beside them
+        if not folders:
+            raise OptionError("runs", place, "there is no such folder.")
+        for match in folders:
             for meta in sorted(match.rglob("meta.json"), key=_natural):
-                directories[meta.parent] = None
-    runs = [StoredRun.read(d) for d in directories if (d / "samples.jsonl").is_file()]
+                directories.setdefault(meta.parent.resolve(), meta.parent)
+    runs = [StoredRun.read(d) for d in directories.values() if (d / "samples.jsonl").is_file()]
     runs = [r for r in runs if r.records and r.config["task"]["name"] == "measure"]
     if not runs:
         raise OptionError("runs", places, "no run of task=measure with samples lies there.")
@@ -131,8 +144,12 @@ def label(runs: list[StoredRun]) -> None:
             parts = (runs[i].label, *(f"{short(n)}={_value(options[i].get(n))}" for n in own))
             runs[i].label = ", ".join(filter(None, parts))
     if len({run.label for run in runs}) < len(runs) or not runs[0].label:
-        for run in runs:
-            run.label = ", ".join(filter(None, (run.label, run.directory.name)))
+        paths = [run.directory.resolve().parts for run in runs]
+        depth = 1
+        while len({path[-depth:] for path in paths}) < len(paths):
+            depth += 1
+        for run, path in zip(runs, paths, strict=True):
+            run.label = ", ".join(filter(None, (run.label, "/".join(path[-depth:]))))
 
 
 def short(option: str) -> str:

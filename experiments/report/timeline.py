@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.report.stored import StoredRun
+from specdec.config import suggest
+from specdec.errors import OptionError
 
 ACCEPTED, REJECTED, UNREACHED, BONUS, CORRECTION, PLAIN = (
     "accepted",
@@ -71,7 +73,13 @@ def timeline(run: StoredRun, prompt: str | None = None) -> Timeline | None:
 
     Returns:
         `None` where the run kept no drafts.
+
+    Raises:
+        OptionError: there is no such prompt.
     """
+    known = dict.fromkeys(r["prompt"] for r in run.records)
+    if prompt is not None and prompt not in known:
+        raise OptionError("task.sample", prompt, f"no such prompt; {suggest(prompt, known)}")
     traced = [r for r in run.records if r.get("drafts") and (prompt is None or r["prompt"] == prompt)]
     if not traced:
         return None

@@ -41,7 +41,7 @@ class Steps:
 
     @classmethod
     def concatenate(cls, parts: Iterable[Steps]) -> Steps:
-        parts = list(parts)
+        parts = list(parts) or [cls.from_rows([])]
         return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
     def where(self, mask: np.ndarray) -> Steps:
