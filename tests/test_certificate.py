@@ -371,7 +371,7 @@ def test_random_numbers_that_come_twice(bench, monkeypatch):
     """Every step of a sequence uses the same numbers; each token by itself still follows its law."""
     at = PhiloxSource.at
     monkeypatch.setattr(
-        PhiloxSource, "at", lambda self, ids, position: at(self, ids, torch.zeros_like(position))
+        PhiloxSource, "at", lambda self, ids, position, pairs: at(self, ids, torch.zeros_like(position))
     )
     assert smallest_p(bench, pairing("token"), scenarios.MAIN) < 1e-9
 
@@ -394,7 +394,8 @@ def test_penalties_that_do_not_see_the_draft(bench, monkeypatch):
 def test_sequences_that_depend_on_who_shares_their_batch(bench, monkeypatch):
     """The law is right, but sequence 7 differs from sequence 7 decoded alone."""
     at = PhiloxSource.at
-    monkeypatch.setattr(PhiloxSource, "at", lambda self, ids, position: at(self, ids + len(ids), position))
+    shifted = lambda self, ids, position, pairs: at(self, ids + len(ids), position)  # noqa: E731
+    monkeypatch.setattr(PhiloxSource, "at", shifted)
     plan = Plan(1000, 0, one_by_one=50)
     checks = certificate.certify(pairing("token"), bench, plan)["checks"]
     [check] = [c for c in checks if c["what"].startswith("batch sizes")]

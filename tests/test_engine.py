@@ -12,6 +12,7 @@ from specdec.drafter import Drafter
 from specdec.engine import Engine
 from specdec.errors import ContractViolation, NumericalError, OptionError
 from specdec.model import Model
+from specdec.rng import PhiloxSource
 from specdec.sampling import Sampling
 from specdec.verify import build as build_rule
 
@@ -96,6 +97,24 @@ def test_who_shares_the_batch_does_not_matter(tiny64, drafter):
     for batch_size in (1, 3):
         some = engine(tiny64, drafter, sampling, seed=5, batch_size=batch_size)
         assert tokens(some, [PROMPTS[i] for i in order], order) == [expected[i] for i in order]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_host_knows_the_rows_whose_numbers_are_drawn(tiny64, drafter, monkeypatch):
+    """Position and sequence as the device has them, at every step, while rows end and move."""
+    at, looks = PhiloxSource.at, []
+
+    def checked(self, sequence, position, pairs):
+        assert pairs() == list(zip(position.tolist(), sequence.tolist(), strict=True))
+        looks.append(len(sequence))
+        return at(self, sequence, position, pairs)
+
+    monkeypatch.setattr(PhiloxSource, "at", checked)
+    sampling = Sampling(temperature=1.0)
+    for every in (1, 4):  # a row is dropped at the reading after its end, so all rows here are of one length
+        run = engine(tiny64, drafter, sampling, batch_size=8, ignore_eos=True, read_every=every)
+        tokens(run, PROMPTS, [8, 3, 5, 2, 9, 11, 4, 0])
+    assert looks and (drafter == "none" or len(set(looks)) > 1)
 
 
 def test_seeds_and_identities(tiny64):
