@@ -114,7 +114,7 @@ def test_the_host_knows_the_rows_whose_numbers_are_drawn(tiny64, drafter, monkey
     for every in (1, 4):  # a row is dropped at the reading after its end, so all rows here are of one length
         run = engine(tiny64, drafter, sampling, batch_size=8, ignore_eos=True, read_every=every)
         tokens(run, PROMPTS, [8, 3, 5, 2, 9, 11, 4, 0])
-    assert looks and (drafter == "none" or len(set(looks)) > 1)
+    assert looks and (drafter != "small" or len(set(looks)) > 1)
 
 
 def test_seeds_and_identities(tiny64):
