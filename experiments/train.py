@@ -218,8 +218,8 @@ def distilled(options: Options, target: Model, config: Config, console: Console)
     answers, check = ([a for a in f.answers() if len(a.answer) > 2] for f in (folder, held_out_folder))
     for what, found in (("training", answers), ("validation", check)):
         if not found:
-            remedy = f"no {what} answer is longer than two tokens; give more prompts or raise max_new_tokens."
-            raise OptionError("task.data.path", options.data.path, remedy)
+            remedy = f"no {what} answer is longer than two tokens; raise it, or give other prompts."
+            raise OptionError("task.data.max_new_tokens", options.data.max_new_tokens, remedy)
     return Distilled(answers, check, counts, (folder.path, held_out_folder.path))
 
 

@@ -34,7 +34,7 @@ class Engine:
         sampling: the law to sample from.
         config: lengths, stop strings and so on.
         source: the random source, or a seed for the shipping one.
-        on_tokens: called with (sequence, tokens) as soon as tokens are committed.
+        on_tokens: called with (sequence, tokens) as soon as the host has read them (`config.read_every`).
     """
 
     def __init__(

@@ -187,6 +187,11 @@ def test_held_out_predictions_come_from_runs_that_differ_in_gamma_only(tmp_path)
     runs = {r.directory.name: r for r in stored.find(str(tmp_path))}
     assert stored.differing(runs["1-2"], runs["1-3"]) == {"drafter.gamma"}
     assert stored.differing(runs["1-2"], runs["2-3"]) == {"drafter.gamma", "engine.threads"}
+    write_run(tmp_path / "older" / "run", config={"drafter": {"name": "ngram", "gamma": 2}})
+    [older] = stored.find(str(tmp_path / "older"))  # of a version that had no such option
+    engine = {"max_new_tokens": 6, "batch_size": 1, "threads": None}
+    write_run(tmp_path / "newer" / "run", config={"drafter": drafter, "engine": engine})
+    assert stored.differing(older, stored.find(str(tmp_path / "newer"))[0]) == {"drafter.gamma"}
     predicted = prediction.predict(list(runs.values()))
     assert {d.name for d, p in predicted.items() if p.held_out} == {"1-2", "1-3", "2-2", "2-3"}
     groups = [{r.directory.name for r in g} for g in speed_model._groups(list(runs.values()))]

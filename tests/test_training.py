@@ -553,6 +553,17 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_loaded(
         experiments.run(config, tmp_path)
 
 
+def test_nothing_to_learn_from_is_told(tmp_path, monkeypatch):
+    """Before the loop, which would look for a batch for ever."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(experiments.distill, "distil", lambda options, target, folder, *rest: {})
+    with initialize_config_module("conf", version_base="1.3"):
+        overrides = ["task=train", "target=tiny", "drafter=medusa"]
+        config = conf.resolve(compose("config", overrides=overrides))
+    with pytest.raises(OptionError, match=r"task\.data\.max_new_tokens=\d+: no training answer is longer"):
+        experiments.run(config, tmp_path / "run")
+
+
 def test_drafters_without_training_say_so():
     with pytest.raises(OptionError, match=r"^drafter=ngram: has nothing to train; .*medusa"):
         trainer_of("ngram")

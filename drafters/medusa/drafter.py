@@ -61,11 +61,9 @@ class MedusaDrafter(Drafter):
             bad_words=[],
             processors=(),
         )
-        batch, serves = sequences.batch, self.graphs and self.graphs.record is self.record
-        if self.record is None:
-            self.graphs = None
-        elif self.graphs is None or not serves or batch > self.graphs.most:
-            self.graphs = Graphs(self.record, batch)
+        batch, graphs = sequences.batch, self.graphs
+        if graphs is None or graphs.record is not self.record or graphs.most < batch:
+            self.graphs = Graphs(self.record, batch) if self.record else None
         rows = torch.arange(batch, device=sequences.ids.device)
         self.hidden = output.features[Model.FINAL][rows, sequences.prompt_length - 1]  # [B, H]
 

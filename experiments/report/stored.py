@@ -94,9 +94,9 @@ class StoredRun:
 
 
 def differing(a: StoredRun, b: StoredRun) -> set[str]:
-    """The options in which two runs differ, by their full names."""
+    """The options in which two runs differ, by their full names; one that a run has not is null there."""
     names = a.conditions.keys() | b.conditions.keys()
-    return {n for n in names if a.conditions.get(n) != b.conditions.get(n)}
+    return {n for n in names if a.conditions.get(n, "None") != b.conditions.get(n, "None")}
 
 
 def find(places: str | int | Iterable[str | int]) -> list[StoredRun]:
