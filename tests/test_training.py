@@ -558,7 +558,7 @@ def test_nothing_to_learn_from_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(experiments.distill, "distil", lambda options, target, folder, *rest: {})
     with initialize_config_module("conf", version_base="1.3"):
-        overrides = ["task=train", "target=tiny", "drafter=medusa"]
+        overrides = ["task=train", "target=tiny", "target.device=cpu", "drafter=medusa", "task.precision=no"]
         config = conf.resolve(compose("config", overrides=overrides))
     with pytest.raises(OptionError, match=r"task\.data\.max_new_tokens=\d+: no training answer is longer"):
         experiments.run(config, tmp_path / "run")
