@@ -16,6 +16,7 @@ BUILTIN = Path(__file__).parent / "data" / "prompts.jsonl"
 DOMAINS = ("chat", "reasoning", "maths", "coding", "extraction", "summarisation", "translation", "qa", "rag")
 IDS = ("id", "question_id", "task_id")
 LABELS = ("domain", "category")
+HALF = "holds half a character (a lone surrogate); mend it."
 UNLABELLED, TOTAL = "other", "all"  # the domain of a prompt without one; what the sum of domains is called
 TEXTS = ("text", "prompt", "turns")  # of `turns` the first is asked
 
@@ -108,9 +109,7 @@ def _prompt(record: Mapping[str, Any], place: str, default_id: str) -> Prompt:
     if not text.strip():
         raise OptionError("prompts.path", place, "the prompt is empty; remove it or fill it in.")
     if not encodable(text):
-        raise OptionError(
-            "prompts.path", place, "the prompt holds half a character (a lone surrogate); mend it."
-        )
+        raise OptionError("prompts.path", place, HALF)
     domain = str(first(LABELS, UNLABELLED))
     if domain == TOTAL:
         raise OptionError(

@@ -17,7 +17,6 @@ from specdec.errors import OptionError
 from specdec.model import Model
 
 Asked = tuple[str, list[int]]  # domain, token ids
-HALF = "holds half a character (a lone surrogate); mend it."
 
 
 class Source(Protocol):
@@ -111,7 +110,7 @@ def _plain(record: dict[str, Any], place: str) -> str:
         fields = ", ".join(("messages", *prompts.TEXTS))
         raise OptionError("task.path", place, f"has none of the fields {fields}, or it is empty.")
     if not prompts.encodable(found):
-        raise OptionError("task.path", place, HALF)
+        raise OptionError("task.path", place, prompts.HALF)
     return found
 
 
@@ -123,7 +122,7 @@ def _turns(messages: Any, target: Model, place: str) -> Iterator[list[int]]:
     if not valid:
         raise OptionError("task.path", place, '`messages` is no list of {"role": …, "content": …}.')
     if not all(prompts.encodable(m["content"]) for m in messages):
-        raise OptionError("task.path", place, HALF)
+        raise OptionError("task.path", place, prompts.HALF)
     if not target.chat:
         raise OptionError("task.path", place, "this target has no chat template; use task.source=text.")
     for end, message in enumerate(messages, start=1):

@@ -109,14 +109,15 @@ def test_nobody_waits_between_two_readings(monkeypatch):
     monkeypatch.setattr("specdec.rng._FEW", 0)  # on a CPU few numbers come from the host, which asks what for
     waits, tolist = Waits(), torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: waits.found.append("tolist") or tolist(self))
-    for sampling in (Sampling(), Sampling(temperature=1.0)):
+    for temperature, every in itertools.product((0.0, 1.0), (7, 1)):
         counts = []
         for tokens in (8, 15, 22, 29):
             waits.found.clear()
             with waits:
-                run(ending(), 7, sampling=sampling, max_new_tokens=tokens).generate(PROMPTS[:1])
+                engine = run(ending(), every, sampling=Sampling(temperature), max_new_tokens=tokens)
+                engine.generate(PROMPTS[:1])
             counts.append(len(waits.found))
-        assert [b - a for a, b in itertools.pairwise(counts)] == [1, 1, 1], waits.found
+        assert [b - a for a, b in itertools.pairwise(counts)] == 3 * [7 // every], waits.found
 
 
 def test_a_broken_step_is_named_when_it_is_read(hf):
