@@ -23,7 +23,7 @@ from specdec.config import TargetConfig
 from specdec.errors import OptionError
 from specdec.graphs import WIDEST, Record, pages
 from specdec.heap import return_freed_memory
-from specdec.products import lay_together
+from specdec.products import prepare
 from specdec.progress import Progress
 from specdec.tokenization import encode_prompts
 from specdec.tree import Tree
@@ -162,8 +162,9 @@ class Model:
         if self._layers is None:
             head = self.hf.get_output_embeddings()
             self._layers = compiled.CompiledLayers(self.hf.get_decoder().layers, head, self._cache_argument)
-        lay_together(self.hf.get_decoder().layers)
         start = time.perf_counter()
+        head = self.hf.get_output_embeddings()
+        prepare(self.hf.get_decoder().layers, *getattr(head, "lent", (head.weight,)))
         compiled.try_sizes(self._run_compiled, batch, self._ready)
         self.compile_seconds += time.perf_counter() - start
 

@@ -20,13 +20,14 @@ from drafters.eagle.checkpoint import random_model
 from drafters.eagle.config import Config
 from drafters.eagle.drafter import EagleDrafter
 from drafters.eagle.laws import Laws
-from drafters.eagle.model import default_feature_layers, linear, new_architecture
+from drafters.eagle.model import FEW, default_feature_layers, new_architecture
 from specdec.config import EngineConfig
 from specdec.distribution import distribution
 from specdec.drafter import Draw
 from specdec.engine import Engine
 from specdec.exactness.engine_law import output_law
 from specdec.model import Model
+from specdec.products import thin_linear
 from specdec.proposal import Kind, Proposal
 from specdec.rng import PhiloxSource
 from specdec.sampling import Sampling
@@ -432,7 +433,8 @@ def test_both_ways_to_multiply_agree(rows):
     x, weight, bias = (torch.randn(shape, generator=g).double() for shape in ((*rows, 6), (7, 6), (7,)))
     with torch.no_grad():
         for b in (None, bias):
-            torch.testing.assert_close(linear(x, weight, b), torch.nn.functional.linear(x, weight, b))
+            found = thin_linear(x, weight, b, FEW)
+            torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, b))
 
 
 def test_drafting_waits_for_nothing_and_takes_few_operators(target, monkeypatch):

@@ -24,7 +24,7 @@ from drafters.ngram.drafter import NgramIndex
 from specdec.compiled import compiled, try_sizes
 from specdec.drafter import Drafter, Draw
 from specdec.model import Model, Output
-from specdec.products import lay_together
+from specdec.products import prepare
 from specdec.proposal import Kind, Proposal
 from specdec.sampling import Sampling
 from specdec.sequences import Sequences
@@ -81,7 +81,7 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def compile(self, batch: int) -> None:
-        lay_together(self.model)
+        prepare(self.model, self.model.head[0])
         run = self._compiled = self._compiled or compiled(eager)
         try_sizes(lambda rows: try_out(self.model, run, rows), batch, self._ready)
 

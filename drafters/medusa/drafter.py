@@ -17,6 +17,7 @@ from specdec.distribution import distribution
 from specdec.drafter import Drafter, Draw
 from specdec.graphs import Graphs
 from specdec.model import Model, Output
+from specdec.products import prepare
 from specdec.proposal import Kind, Proposal
 from specdec.sampling import Sampling
 from specdec.sequences import Sequences
@@ -51,6 +52,9 @@ class MedusaDrafter(Drafter):
         self.shape = TreeShape([p for p in choices if len(p) <= heads.depth and max(p) < widest])
         self.is_chain, self.max_nodes = self.shape.is_chain, len(self.shape.paths)
         self.graphs: Graphs | None = None
+
+    def compile(self, batch: int) -> None:
+        prepare(self.heads, *self.heads.lent)
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
         self.sampling = replace(  # the heads' law may not depend on drafted tokens, so no penalties

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.model import Model
+from specdec.products import thin_linear
 
 
 @dataclass
@@ -43,7 +44,7 @@ class ResBlock(nn.Module):
             nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + F.silu(self.linear(x))
+        return x + F.silu(thin_linear(x, self.linear.weight, self.linear.bias))
 
 
 class MedusaHeads(nn.Module):
@@ -98,16 +99,18 @@ class MedusaHeads(nn.Module):
         """
         heads = range(self.depth if count is None else count)
         x = self.enter(features, root)
-        return torch.stack([self.logits(self.blocks[d](x), d) for d in heads], -2)
+        hidden = [self.blocks[d](x) for d in heads]
+        if self.spec.own_head:
+            return torch.stack([self.logits(h, d) for d, h in enumerate(hidden)], -2)
+        return self.logits(torch.stack(hidden, -2), 0)  # one product reads the matrix once
 
     def enter(self, features: Tensor, root: Tensor) -> Tensor:
         """`[..., H]`: what all heads read."""
         if not self.spec.sees_root:
             return features
         embedded = F.embedding(root, self._embedding[0]).to(features.dtype)
-        return features + self.root(
-            F.rms_norm(embedded, embedded.shape[-1:])
-        )  # features have unit scale, too
+        normed = F.rms_norm(embedded, embedded.shape[-1:])  # features have unit scale, too
+        return features + thin_linear(normed, self.root.weight)
 
     @property
     def lent(self) -> list[Tensor]:
@@ -121,7 +124,7 @@ class MedusaHeads(nn.Module):
     def logits(self, hidden: Tensor, d: int) -> Tensor:
         """`[..., Vd]` of head d from what its blocks gave, `[..., H]`."""
         weight, bias = self.head(d)
-        return F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+        return thin_linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
 
     def to_target(self, logits: Tensor, vocab: int) -> Tensor:
         """Logits `[..., Vd]` over the target's vocabulary `[..., V]`; what cannot be guessed gets −inf."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specdec.errors import OptionError
 from specdec.model import Model
+from specdec.products import thin_linear
 
 
 @dataclass
@@ -65,7 +65,7 @@ class MappedHead(nn.Module):
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """`[..., Vd]`."""
-        return F.linear(hidden, self.lent[0].to(hidden.dtype))
+        return thin_linear(hidden, self.lent[0].to(hidden.dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.draft_logits(hidden)
