@@ -11,8 +11,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import is_
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +24,10 @@ from specdec.cache import SlotCache
 from specdec.errors import compiling
 from specdec.products import few_rows, turn_and_merge
 
+T = TypeVar("T")
 LARGE = 50_000_000  # parameters; below, compiling takes longer than most runs save
 NO_COMPILER = "torch.compile finds no C++ compiler (g++ or clang++) on this machine"
+TOGETHER = 4  # layers of one compiled call at most; more take longer to compile and bring little
 VARIANTS = 32  # of one function: batch 1 or more, tokens 1 or more, each with and without gradients
 _read: list[SlotCache] = []  # the cache of the forward that is running, last
 
@@ -70,14 +74,14 @@ def try_sizes(run: Callable[[int], None], batch: int, tried: set[int]) -> None:
         tried.add(rows)
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compiled(function: Callable[..., T]) -> Callable[..., T]:
     """`function` through `torch.compile`, with no check of the modules it reads at every call.
 
-    Those modules may be others at every call, as long as they differ in their weights only.
+    Those modules, in its first argument, may be others at every call if they differ in their weights only.
     """
 
-    def run(*args: Any, **kwargs: Any) -> Tensor:
-        return function(*args, **kwargs).contiguous()
+    def run(*args: Any, **kwargs: Any) -> T:
+        return function(*args, **kwargs)
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     # compiled variants are remembered by code object: this one is nobody else's
@@ -89,7 +93,7 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _shapes_only(guards: list[Any]) -> list[bool]:
     """Of the conditions for a compiled variant, those on global modes and on tensors given as arguments."""
     return [
-        not g.name or (g.guard_type == "TENSOR_MATCH" and "args[0]." not in g.name and "._" not in g.name)
+        not g.name or (g.guard_type == "TENSOR_MATCH" and "args[0]" not in g.name and "._" not in g.name)
         for g in guards
     ]
 
@@ -111,9 +115,21 @@ class CompiledLayers:
     """
 
     def __init__(self, layers: nn.ModuleList, head: nn.Module, cache_argument: str):
-        function = compiled(type(layers[0]).forward)
-        elsewhere = {cache_argument: _WrittenElsewhere()}
-        self._instead = [(layer, _with(function, layer, elsewhere)) for layer in layers]
+        forward, elsewhere = type(layers[0]).forward, {cache_argument: _WrittenElsewhere()}
+
+        def in_turn(group: list[nn.Module], x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            after = []
+            for layer in group:
+                x = forward(layer, x, *args, **(kwargs | elsewhere)).contiguous()
+                after.append(x)
+            return tuple(after)
+
+        function, size = compiled(in_turn), together(len(layers))
+        starts = range(0, len(layers), size)
+        self._groups = [_Group(function, list(layers[first : first + size])) for first in starts]
+        self._instead: list[tuple[nn.Module, Callable[..., Any]]] = []
+        for group in self._groups:
+            self._instead += [(layer, partial(group, i)) for i, layer in enumerate(group.layers)]
         if type(head) is nn.Linear and head.weight.device.type == "cpu":
             self._instead.append((head, lambda x: few_rows(x, head.weight, head.bias)))
         for index, layer in enumerate(layers):
@@ -131,6 +147,8 @@ class CompiledLayers:
         finally:
             for module, _ in self._instead:
                 del module.forward
+            for group in self._groups:
+                group.after = group.given = ()
 
 
 class _WrittenElsewhere:
@@ -140,8 +158,30 @@ class _WrittenElsewhere:
         return key, value
 
 
-def _with(function: Callable[..., Any], layer: nn.Module, fixed: dict[str, Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: function(layer, *args, **(kwargs | fixed))
+class _Group:
+    """Layers of one compiled call: the first one's turn runs all of them, the others find theirs ready.
+
+    Raises:
+        ValueError: they are not called one on the other's result with the same further arguments.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], layers: list[nn.Module]):
+        self.function, self.layers = function, layers
+        self.after: tuple[Tensor, ...] = ()
+        self.given: tuple[Any, ...] = ()
+
+    def __call__(self, index: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = (*args, *kwargs.values())
+        if index == 0:
+            self.given, self.after = given, self.function(self.layers, x, *args, **kwargs)
+        elif x is not self.after[index - 1] or not all(map(is_, given, self.given)):
+            raise ValueError("the layers of this model take different arguments")
+        return self.after[index]
+
+
+def together(layers: int) -> int:
+    """How many layers one compiled call runs: at most `TOGETHER`, in every call as many."""
+    return max(n for n in range(1, TOGETHER + 1) if layers % n == 0)
 
 
 def alike(layers: nn.ModuleList) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import psutil
 import torch
@@ -56,7 +58,13 @@ def _state(weight: Tensor) -> tuple[int, int]:
 
 def product(x: Tensor, copy: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·Wᵀ + b, from the copy of W."""
-    return torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")  # type: ignore[no-any-return]
+    return _operator()(x, copy, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+@cache
+def _operator() -> Callable[..., Any]:
+    """Looked up once: it is called a hundred times per forward."""
+    return torch.ops.mkldnn._linear_pointwise.default  # type: ignore[no-any-return]
 
 
 def pack(weights: Sequence[tuple[Tensor, int]]) -> None:

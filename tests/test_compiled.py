@@ -324,3 +324,21 @@ def test_small_models_and_float32_are_not_compiled_by_themselves():
 def test_unknown_mode():
     with pytest.raises(OptionError, match=r"engine\.compile=onn: .*did you mean on\?"):
         EngineConfig(compile="onn")
+
+
+def test_layers_of_one_call_are_given_the_same():
+    """One call runs several layers, so each must be called on the one before, with nothing else changed."""
+    called = []
+
+    def run(layers, x, *args, **kwargs):
+        called.append(x)
+        return x + 1, x + 2
+
+    group = compiled._Group(run, [nn.Module(), nn.Module()])
+    x, mask, other = torch.zeros(2), torch.ones(2), torch.ones(2)
+    first = group(0, x, attention_mask=mask)
+    assert torch.equal(group(1, first, attention_mask=mask), x + 2) and len(called) == 1
+    for state, given in ((first, other), (first + 0, mask)):
+        with pytest.raises(ValueError, match="different arguments"):
+            group(1, state, attention_mask=given)
+    assert [compiled.together(n) for n in (1, 2, 28, 30, 32, 31)] == [1, 2, 4, 3, 4, 1]

@@ -28,7 +28,7 @@ def eager(
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.ops.specdec.attend(q, k, v, mask, model.slot_layers[layer], None).flatten(2)
 
-    return model(tokens, states, (cos, sin), attend)
+    return model(tokens, states, (cos, sin), attend).contiguous()
 
 
 class Memory:
