@@ -6,9 +6,12 @@ import json
 import os
 from pathlib import Path
 
+import torch
+
 from specdec.checkpoints import cache_directory
 
-DEFAULT = 15  # nodes, where nothing was measured: with the root 16 rows, a tile of a matrix unit
+TILE = 15  # nodes: with the root 16 rows, a tile of a matrix unit
+FEW = 9  # on a CPU without one, where every row costs time (LOG.md)
 
 
 def file(drafter: str, target: str) -> Path:
@@ -25,9 +28,15 @@ def remember(drafter: str, target: str, nodes: int, speedup: float) -> Path:
     return path
 
 
-def nodes(wanted: int | None, drafter: str, target: str) -> int:
+def default(device: torch.device) -> int:
+    """How many nodes suit a device of which nothing more is known."""
+    tiles = getattr(torch.cpu, "_is_amx_tile_supported", bool)
+    return TILE if device.type != "cpu" or tiles() else FEW
+
+
+def nodes(wanted: int | None, drafter: str, target: str, device: torch.device) -> int:
     """The user's number, else the recommended one, else the default."""
     path = file(drafter, target)
     if wanted is not None or not path.exists():
-        return wanted or DEFAULT
+        return wanted or default(device)
     return int(json.loads(path.read_text(encoding="utf-8"))["nodes"])

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import stored_runs
+import torch
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
@@ -388,8 +389,12 @@ def test_the_task_finds_and_remembers_the_best_budget(tmp_path, monkeypatch):
         == 10
     )
     speed_model.run(Config(task=speed_model.Options(runs=[str(tmp_path / "run-*")])), tmp_path / "out")
-    assert budget.nodes(None, "eagle", "toy") == 10
-    assert budget.nodes(5, "eagle", "toy") == 5 and budget.nodes(None, "eagle", "other") == budget.DEFAULT
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert budget.nodes(None, "eagle", "toy", cpu) == 10 and budget.nodes(5, "eagle", "toy", cpu) == 5
+    for matrix_unit, number in ((True, 15), (False, 9)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=matrix_unit: has)
+        assert budget.nodes(None, "eagle", "other", cpu) == number
+        assert budget.nodes(None, "eagle", "other", cuda) == 15
 
 
 # ---------------------------------------------------------------- explanation

@@ -26,7 +26,8 @@ class Config:
     # dynamic: a row gets no further level that will be of use with a smaller chance; 0 = always all levels
     stop_below: float = 0.3
     top_k: int = 8  # children looked at per node; dynamic: also nodes expanded per level
-    # to verify, in dynamic trees copied ones included; null = what task=speed_model found best here, else 15
+    # to verify, in dynamic trees copied ones included; null = what task=speed_model found best here, else 15,
+    # or 9 on a CPU without AMX
     nodes: int | None = None
     tree: list[list[int]] = field(
         default_factory=list
