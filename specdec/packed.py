@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,21 @@ torch.library.register_fake(
 )
 
 
+@dataclass(frozen=True)
+class Copy:
+    """What a weight carries as `packed`; it stays behind when the weight is copied or saved.
+
+    Arguments:
+        matrix: opaque, in oneDNN's order. state: the weight's, when it was made.
+    """
+
+    matrix: Tensor | None = None
+    state: tuple[int, int] | None = None
+
+    def __reduce__(self) -> tuple[type[Copy], tuple[()]]:
+        return Copy, ()
+
+
 def whole(weight: Tensor, rows: int) -> Tensor:
     """The matrix of `rows` rows that begins with those of `weight`."""
     return weight.detach().as_strided((rows, weight.shape[1]), weight.stride())
@@ -47,8 +63,10 @@ def whole(weight: Tensor, rows: int) -> Tensor:
 
 def copy_of(weight: Tensor, rows: int) -> Tensor | None:
     """The copy of the `rows` rows that begin with those of `weight`, if there is one of what they are now."""
-    copy, state = getattr(weight, "packed", (None, None))
-    return copy if copy is not None and len(copy) == rows and state == _state(weight) else None
+    copy: Copy | None = getattr(weight, "packed", None)
+    if copy is None or copy.matrix is None or len(copy.matrix) != rows or copy.state != _state(weight):
+        return None
+    return copy.matrix
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
@@ -76,7 +94,7 @@ def pack(weights: Sequence[tuple[Tensor, int]]) -> None:
     matrices = [whole(weight, rows) for weight, rows in weights]
     if matrices and _fit(matrices) and pays(matrices):
         for (weight, _), matrix in zip(weights, matrices, strict=True):
-            weight.packed = _reordered(matrix), _state(weight)  # type: ignore[attr-defined]
+            weight.packed = Copy(_reordered(matrix), _state(weight))  # type: ignore[attr-defined]
 
 
 def pays(matrices: Sequence[Tensor]) -> bool:

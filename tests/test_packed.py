@@ -1,5 +1,7 @@
 """Packed copies of weights: products from them, when they are made, when they no longer hold."""
 
+import copy
+
 import pytest
 import torch
 from reference import greedy, plain, tiny
@@ -60,6 +62,16 @@ def test_a_copy_of_what_a_weight_was_is_not_used(always):
         torch.testing.assert_close(torch.ops.specdec.linear(x, layer.weight, 8), expected)
         prepare(nn.Sequential(layer))
         torch.testing.assert_close(few_rows(x, layer.weight), expected)
+
+
+def test_a_copy_stays_behind_when_its_weight_is_copied_or_saved(always, tmp_path):
+    """Opaque tensors can be neither; the weight's own copy multiplies as ever."""
+    for weight in (torch.randn(8, 6), nn.Parameter(torch.randn(8, 6), requires_grad=False)):
+        packed.pack([(weight, 8)])
+        torch.save(weight, tmp_path / "weight.pt")
+        for other in (copy.deepcopy(weight), torch.load(tmp_path / "weight.pt", weights_only=False)):
+            assert packed.copy_of(other, 8) is None and torch.equal(other, weight)
+        assert packed.copy_of(weight, 8) is not None
 
 
 @pytest.mark.parametrize("bias", [False, True])
