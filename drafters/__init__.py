@@ -3,14 +3,15 @@
 A drafter `x` is a folder `drafters/x/` with
 
 - `config.py`: a dataclass `Config`, `name: str = "x"` first, its options with their defaults, its checks in
-  `__post_init__` (raising `OptionError("drafter.<option>", ...)`); imports no torch;
+  `__post_init__` (raising `OptionError("drafter.<option>", ...)`); imports no torch. If it can tell,
+  `proposes()` says what its proposals are (`check_pairing`) and `wants_shipped` whether it takes weights that
+  are shipped for the target;
 - `drafter.py`: `build(config: Config, target) -> Drafter`;
 
 and a `conf/drafter/x.yaml` with the same options. What shall be certified of it, `certify.py` says:
 
 - `cases(target) -> dict[str, Drafter]`: drafters by what sets them apart ("" if nothing does), for a target
-of any
-  vocabulary size, random weights allowed. Without that file the drafter is certified with its default
+  of any vocabulary size, random weights allowed. Without that file the drafter is certified with its default
   options.
 """
 

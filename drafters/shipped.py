@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from specdec.config import TargetConfig
 from specdec.errors import OptionError
-from specdec.model import Model
 
 PRETRAINED = Path(__file__).parent / "pretrained"
+GIVEN = {  # what may stand there, and what else there is
+    "drafter.path": "<model folder or hub id with the target's tokenizer>, or drafter.layers=N",
+    "drafter.checkpoint": "<folder, file or hub id>, or, for timing only, drafter.weights=random "
+    "target.weights=random",
+}
 
 
 def folder(drafter: str, target: str) -> Path:
@@ -15,25 +21,28 @@ def folder(drafter: str, target: str) -> Path:
     return PRETRAINED / target / drafter
 
 
-def checkpoint(drafter: str, target: Model, option: str = "drafter.checkpoint", otherwise: str = "") -> str:
-    """The shipped checkpoint.
-
-    Arguments:
-        option: the user's option that would name a checkpoint.
-        otherwise: what else the user can do.
+def check(config: Any, target: TargetConfig) -> None:
+    """Refuse, before the target is loaded, options of a drafter that ask for weights which are not shipped.
 
     Raises:
-        OptionError: none is shipped for this target, or this target's weights are random; says what to do.
+        OptionError: as `checkpoint`.
     """
-    place = folder(drafter, target.name)
-    random = target.provenance.get("weights") == "random"
+    if getattr(config, "wants_shipped", False):
+        random = target.weights == "random" or target.source == "tiny"
+        checkpoint(config.name, target.name, random)
+
+
+def checkpoint(drafter: str, target: str, random: bool) -> str:
+    """The shipped checkpoint of a drafter for a target; `random`: whether that has random weights.
+
+    Raises:
+        OptionError: none is shipped for this target, or for its weights; says what to do.
+    """
+    place = folder(drafter, target)
     if place.is_dir() and not random:
         return str(place)
-    otherwise = otherwise or (
-        f"give {option}=<folder, file or hub id>, or, for timing only, "
-        f"drafter.weights=random target.weights=random;"
-    )
+    option = "drafter.path" if drafter == "small" else "drafter.checkpoint"
     kind = " with random weights" if random else ""
-    command = f"python run.py task=train drafter={drafter} target={target.name}"
-    none = f"no {drafter} weights are shipped for target={target.name}{kind}"
-    raise OptionError(option, "null", f"{none}; {otherwise} or train one: {command}")
+    command = f"python run.py task=train drafter={drafter} target={target}"
+    none = f"no {drafter} weights are shipped for target={target}{kind}"
+    raise OptionError(option, "null", f"{none}; give {option}={GIVEN[option]}; or train one: {command}")

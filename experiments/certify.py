@@ -94,7 +94,8 @@ def run(config: Config, run_dir: Path) -> None:
     """
     options: Options = config.task
     if config.target.source != "tiny":
-        certify_real.run(config, run_dir, options.real_sequences, options.alpha)
+        seed = _new_seed(config)
+        certify_real.run(config, run_dir, options.real_sequences, options.alpha, seed)
         return
     bench = _bench(config.target)
     pairings, refused = find_pairings(config, bench)
@@ -203,7 +204,11 @@ def _plans(config: Config, pairings: int, seed: int) -> list[Plan]:
 def _seed(config: Config, store: Run) -> int:
     """The seed of the run; a resumed run goes on with the one that it began with."""
     began = next((record["seed"] for record in store.records if "seed" in record), None)
-    return began if began is not None else secrets.randbits(48) if config.task.fresh_seed else config.seed
+    return began if began is not None else _new_seed(config)
+
+
+def _new_seed(config: Config) -> int:
+    return secrets.randbits(48) if config.task.fresh_seed else config.seed
 
 
 def _control_names() -> tuple[list[str], str | None]:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 import drafters
+from drafters import shipped
 from experiments import prompts
 from experiments.store import Run
 from specdec import verify
@@ -24,11 +25,11 @@ PROMPT = (
 BATCH = 128
 
 
-def run(config: Config, run_dir: Path, sequences: int, alpha: float) -> None:
+def run(config: Config, run_dir: Path, sequences: int, alpha: float, seed: int) -> None:
     """Check one pairing; results in `run_dir`: samples.jsonl, certificate.json/.md.
 
     Arguments:
-        sequences: of each sample of the two-sample test. alpha: its level.
+        sequences: of each sample of the two-sample test. alpha: its level. seed: of the samples.
 
     Raises:
         OptionError: no drafter or no rule is chosen, or the rule is lossy.
@@ -44,6 +45,7 @@ def run(config: Config, run_dir: Path, sequences: int, alpha: float) -> None:
     if not rule.exact:
         raise OptionError("verify", rule.name, "is lossy and gets no certificate.")
     drafters.check_pairing(config.drafter, rule)
+    shipped.check(config.drafter, config.target)
     target = Model.load(config.target)
     drafter = drafters.build(config.drafter, target)
     rule.check(drafter.name, drafter.kind, drafter.is_chain)
@@ -61,9 +63,9 @@ def run(config: Config, run_dir: Path, sequences: int, alpha: float) -> None:
             batched = replace(config.engine, batch_size=max(BATCH, config.engine.batch_size))
             prompt = target.tokenizer(PROMPT)["input_ids"] if target.tokenizer else [1, 2, 3]
             test = sampled_agreement(
-                target, drafter, rule, prompt, sequences, batched, alpha, config.seed, report=show
+                target, drafter, rule, prompt, sequences, batched, alpha, seed, report=show
             )
-            store.append({"check": "sampled", **vars(test)})
+            store.append({"check": "sampled", "seed": seed, **vars(test)})
 
     said = {record["check"]: record for record in store.records}
     failures = _failures(said, alpha)
@@ -105,8 +107,8 @@ def _words(
         "NOT EXACT: " + "; ".join(failures) + "." if failures else "No deviation found.",
         f"- Greedy, {greedy['prompts']} prompts × {config.engine.max_new_tokens} tokens against "
         f"autoregressive decoding: {found}.",
-        f"- Sampled at T = 1, two samples of {sampled['observations']:,} sequences, the two tokens after the "
-        f"first: χ² = {sampled['chi2']:.1f}, df = {sampled['df']}, p = {sampled['p']:.3g} (level {alpha:g}). "
-        + _power(sampled["detectable"]),
+        f"- Sampled at T = 1, seed {sampled['seed']}, two samples of {sampled['observations']:,} sequences, "
+        f"the two tokens after the first: χ² = {sampled['chi2']:.1f}, df = {sampled['df']}, "
+        f"p = {sampled['p']:.3g} (level {alpha:g}). " + _power(sampled["detectable"]),
     ]
     return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"

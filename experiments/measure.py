@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import drafters
+from drafters import shipped
 from experiments import peak_memory, perplexity, plots, prompts, summary, table
 from experiments.bandwidth import DraftMeter, footprint
 from experiments.store import Run
@@ -54,6 +55,7 @@ def run(config: Config, run_dir: Path) -> None:
     """Measure; results in `run_dir`: samples.jsonl, summary.json, acceptance.png/.svg."""
     rule = verify.build(config.verify)
     drafters.check_pairing(config.drafter, rule)
+    shipped.check(config.drafter, config.target)
     asked = prompts.load(config.prompts)
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)

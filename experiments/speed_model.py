@@ -51,9 +51,9 @@ def run(config: Config, run_dir: Path) -> None:
     found = stored.find(wanted)
     results = analyse(found, task.longest)
     for g in results["groups"]:
-        if g["budgets"] and _can_be_remembered(g["drafter"]):
+        if g["kept_in"]:
             best = g["best_nodes"]
-            budget.remember(g["drafter"], g["target"], best, g["budgets"][best]["speedup"])
+            budget.remember(Path(g["kept_in"]), best, g["budgets"][best]["speedup"])
     store = Run(run_dir, config)
     console = Console() if Console().is_terminal else Console(width=120)
     for table in _tables(results):
@@ -95,8 +95,13 @@ def analyse(runs: list[StoredRun], longest: int) -> dict[str, Any]:
                 "budgets": budgets,
                 "best_nodes": max(budgets, key=lambda n: budgets[n]["speedup"]) if budgets else None,
                 "median_error": float(np.median(errors)) if errors else None,
+                "kept_in": _place(group[0]) if budgets else None,
             }
         )
+    places = [g["kept_in"] for g in groups]
+    for g in groups:
+        if places.count(g["kept_in"]) > 1:  # nobody knows which of them the next run will be like
+            g["kept_in"] = None
     return {"groups": groups}
 
 
@@ -181,9 +186,12 @@ def _tables(results: dict[str, Any]) -> list[Table]:
     return found
 
 
-def _can_be_remembered(drafter: str) -> bool:
-    """Whether `drafter.nodes=null` is left to what is measured."""
-    return getattr(drafters.config_class(drafter)(), "nodes", 0) is None
+def _place(run: StoredRun) -> str | None:
+    """Where the best budget is kept for `drafter.nodes=null`, if that is to be measured, at batch size 1."""
+    options = run.config["drafter"]
+    if getattr(drafters.config_class(options["name"])(), "nodes", 0) is not None:
+        return None
+    return str(budget.file(options, run.meta["target"])) if run.config["engine"]["batch_size"] == 1 else None
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
@@ -196,8 +204,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
         if g["budgets"]:
             n = g["best_nodes"]
             gain = f"predicted speedup {g['budgets'][n]['speedup']:.2f} ×"
-            known = _can_be_remembered(g["drafter"])
-            use = f"drafter.nodes=null now means {n}" if known else f"use drafter.nodes={n}"
+            use = f"drafter.nodes=null now means {n}" if g["kept_in"] else f"use drafter.nodes={n}"
             lines.append(f"{g['name']}: the best tree has {n} nodes, {gain}; {use}.")
         if g["median_error"] is not None:
             lines.append(f"{g['name']}: median error of held-out draft lengths {g['median_error']:.1%}.")

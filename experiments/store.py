@@ -115,6 +115,12 @@ class Run:
         else:
             meta = json.loads(path.read_text(encoding="utf-8"))
             self._refuse_other_options(meta["config"], plain(config))
+            nodes = facts.get("max_nodes")
+            if (then := meta.get("max_nodes", nodes)) != nodes:
+                remedy = (
+                    f"meant {then} nodes when {self.directory} began and means {nodes} now; give a number."
+                )
+                raise OptionError("drafter.nodes", "null", remedy)
             meta["resumed"].append(now)
             self.records = self._repaired_samples()
         self.write("meta.json", meta)

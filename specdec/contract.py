@@ -45,7 +45,8 @@ def check_proposal(
     kind = Kind.COUPLED if draw.coupled and drafter.kind is not Kind.DETERMINISTIC else drafter.kind
     mask, tree = proposal.mask, proposal.tree
     demand(proposal.kind is kind, f"it declares {kind.value} but proposes {proposal.kind.value}")
-    demand(tree.is_chain or not drafter.is_chain, "it declares chains but proposes a tree")
+    is_chain = (tree.parents == torch.arange(-1, tree.size - 1, device=mask.device)) | ~mask
+    demand(bool(is_chain.all()) or not drafter.is_chain, "it declares chains but proposes a tree")
     demand(
         proposal.size <= drafter.max_nodes,
         f"{proposal.size} nodes are more than max_nodes={drafter.max_nodes}",

@@ -84,7 +84,7 @@ class Model:
         self._last: Tensor | None = None  # during prefill: the only position per row whose logits are wanted
         self._install_hooks()
         self._groups = 1  # query heads of a key/value head, for which masks are repeated
-        if self.config._attn_implementation == "sdpa":
+        if self.config._attn_implementation in ("sdpa", attention.NAME):  # a copy of a model has ours
             hf.set_attn_implementation(attention.NAME)
             heads = self.config.num_attention_heads
             self._groups = heads // (getattr(self.config, "num_key_value_heads", None) or heads)
@@ -140,6 +140,11 @@ class Model:
         )
 
     @property
+    def is_random(self) -> bool:
+        """Whether its weights are random numbers, so that nothing trained fits it."""
+        return self.provenance.get("weights") == "random"
+
+    @property
     def is_spread(self) -> bool:
         """Whether its layers are on several devices."""
         return compiled.spread(self.hf.get_decoder().layers)
@@ -170,7 +175,8 @@ class Model:
 
     def _run_compiled(self, rows: int) -> None:
         """Forwards of several tokens and of one, no two sizes alike, so that each compiles for all sizes."""
-        was, self.compiled = self.compiled, True
+        was = self.compiled, self.features, self.fixed_width
+        self.compiled, self.features, self.fixed_width = True, (), None
         try:
             for count in (3, 1):
                 cache = self.new_cache(rows, 12)
@@ -178,7 +184,7 @@ class Model:
                 tokens = torch.zeros(rows, count, dtype=torch.int64, device=self.device)
                 self.forward(tokens, Tree.chain(count - 1, self.device), cache)
         finally:
-            self.compiled = was
+            self.compiled, self.features, self.fixed_width = was
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of prompts, in the chat template where the model has one.

@@ -62,6 +62,11 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, few: int = F
     return out.view(*x.shape[:-1], -1)
 
 
+def frozen(weight: Tensor) -> Tensor:
+    """`weight` for others to read: itself, packed copy and all, unless it is being trained."""
+    return weight.detach() if weight.requires_grad else weight
+
+
 def prepare(module: nn.Module, *others: Tensor) -> None:
     """Make the linear layers below `module`, and `others`, ready to be multiplied with few rows on a CPU."""
     lay_together(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdec.errors import OptionError
@@ -58,6 +58,12 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def ranking(self) -> Sampling:
+        """For ranking tokens: truncation does not change ranks, and greedy knows only the first."""
+        temperature = 1.0 if self.greedy else self.temperature
+        return replace(self, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
 
     @property
     def needs_prefix(self) -> bool:

@@ -66,6 +66,8 @@ class Tree:
     @cached_property
     def depth(self) -> Tensor:
         """`[1 or B, N+1]` int64: 0 for the root, 1 for its children, …"""
+        if self.is_chain:
+            return torch.arange(self.size + 1, device=self.parents.device)[None]
         return self.ancestors.sum(-1) - 1
 
     @cached_property

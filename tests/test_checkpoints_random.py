@@ -189,5 +189,6 @@ def test_unknown_architecture_lists_the_choices():
 
 def test_random_weights_refuse_a_device_map():
     config = TargetConfig(name="x", weights="random", architecture="smollm2-135m", device_map="auto")
-    with pytest.raises(OptionError, match="target.device_map"):
-        load(config, silent)
+    for refused in (config, TargetConfig(name="tiny", source="tiny", device_map="auto")):
+        with pytest.raises(OptionError, match="target.device_map"):
+            load(refused, silent)

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -324,6 +325,19 @@ def test_small_models_and_float32_are_not_compiled_by_themselves():
 def test_unknown_mode():
     with pytest.raises(OptionError, match=r"engine\.compile=onn: .*did you mean on\?"):
         EngineConfig(compile="onn")
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_fixed_width_of_one_engine_is_not_compiled_for_the_next():
+    """Batches of several rows are compiled for after an engine of one row has run at a fixed width."""
+    target, rule = tiny("float32"), verify.build({"name": "token"})
+    first = EngineConfig(max_new_tokens=4, ignore_eos=True, fixed_width=16, compile="on")
+    Engine(target, None, rule, config=first).generate(PROMPTS)
+    second = Engine(target, None, rule, config=replace(first, fixed_width=None, batch_size=3))
+    reference = plain({"dtype": "float32"})
+    for prompt, generation in zip(PROMPTS, second.generate(PROMPTS), strict=True):
+        assert generation.tokens == greedy(reference, prompt, 4)
 
 
 def test_layers_of_one_call_are_given_the_same():

@@ -11,6 +11,7 @@ from test_model import build as build_hf
 from drafters.eagle.checkpoint import random_model
 from drafters.eagle.config import Config
 from drafters.eagle.drafter import EagleDrafter
+from drafters.eagle.laws import Laws as EagleLaws
 from drafters.eagle.model import new_architecture
 from drafters.eagle.shape import built_in_paths, chain_paths, check_paths, levels_of
 from drafters.eagle.trees import dynamic_tree, most_confident, with_branch
@@ -64,6 +65,46 @@ def slow_copies(text, count: int, fewest: int):
                 m = (*alike, False).index(False)
                 return [(x, (m + i) / (m + i + 1.6)) for i, x in enumerate(text[end : end + count])]
     return []
+
+
+def test_a_dynamic_tree_of_width_one_is_a_chain(target):
+    """The contract says so too, which is checked at every step."""
+    for options in ({"top_k": 1}, {"nodes": 1}):
+        model = random_model(new_architecture(target, 3, 1, None), target)
+        drafter = EagleDrafter(model, Config(depth=3, ngram=False, stop_below=0.0, **options), target)
+        assert drafter.is_chain
+        prompts = random_prompts(3)
+        found, ledger = decode(target, drafter, prompts, "token", check_contract=True)
+        assert found == decode(target, None, prompts, "token")[0] and ledger.decode_rows
+
+
+def test_a_static_tree_may_leave_out_ranks(target):
+    """[0] and [2]: the best and the third best token, where nothing is drawn."""
+    model = random_model(new_architecture(target, 3, 1, None), target)
+    options = {"mode": "static", "tree": [[0], [2], [2, 1]], "ngram": False}
+    drafter = EagleDrafter(model, Config(depth=3, **options), target)
+    best, proposals = [], []
+    propose = drafter.propose
+
+    def note(sequences, draw, depth):
+        proposals.append(propose(sequences, draw, depth))
+        return proposals[-1]
+
+    drafter.propose = note
+    laws = EagleLaws.best
+
+    def note_best(self, growth, count):
+        best.append(laws(self, growth, count))
+        return best[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EagleLaws, "best", note_best)
+        prompts = random_prompts(2)
+        found, _ = decode(target, drafter, prompts)
+    assert found == decode(target, None, prompts, "token")[0]
+    first, (root, _), (below, _) = proposals[0].tokens, *best[:2]
+    assert torch.equal(first[:, :2], root[:, 0, [0, 2]])
+    assert torch.equal(first[:, 2], below[:, 0, 1])  # the one node that is expanded, [2]
 
 
 @pytest.mark.parametrize("stop_below", [0.0, 0.1])

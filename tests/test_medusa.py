@@ -413,6 +413,16 @@ def test_a_checkpoints_own_tree_is_cut_to_its_best_nodes(target, tmp_path):
     assert drafter.shape.paths == [(0,), (1,), (0, 0)]
 
 
+def test_paths_that_no_head_can_guess_are_refused(target):
+    for choices, message in (
+        ([[0], [0, 0], [0, 0, 0]], r"drafter.choices=\[0, 0, 0\]: is 3 deep, but there are 2 heads"),
+        ([[0], [7]], r"drafter.choices=\[7\]: asks for rank 7, but a head knows 7 tokens"),
+    ):
+        options = {"name": "medusa", "weights": "random", "heads": 2, "draft_vocab": 7, "choices": choices}
+        with pytest.raises(OptionError, match=message):
+            drafters.build(options, target)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

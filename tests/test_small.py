@@ -1,12 +1,17 @@
 """The small-model drafter: its q is the model's own law at every step, rollback and padding."""
 
+import json
+
 import pytest
 import torch
 from reference import next_logits, plain, tiny
+from safetensors.torch import load_file, save_file
 
 import drafters
 from drafters.small.chain import SmallDrafter
 from drafters.small.load import first_layers
+from drafters.small.prune import Cut, carve
+from drafters.small.pruned import save_pruned
 from drafters.small.tree import SmallTreeDrafter
 from specdec.checkpoints.tiny import save_tiny
 from specdec.compat import quiet_transformers
@@ -59,6 +64,27 @@ def test_declared_q_of_trees(siblings):
     check(record, plain(STRANGER), SAMPLINGS["sampled"], least=100)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=1)])
+def test_trees_of_the_most_probable_tokens_are_as_wide_as_asked(sampling):
+    """Nothing is drawn, so that the draft may rank what a greedy or truncated law calls impossible."""
+    record: list = []
+    drafter = watched(SmallTreeDrafter, record)(tiny(**STRANGER), 260, [3, 2], "top_k")
+    run(tiny("float64"), drafter, sampling, rule="recursive")
+    hf, checked = plain(STRANGER), 0
+    for texts, proposal in record:
+        if proposal.size < 9:
+            continue
+        assert bool(proposal.mask.all())
+        parents = proposal.tree.parents.tolist()
+        for text, tokens in zip(texts, proposal.tokens.tolist(), strict=True):
+            for parent, width in ((-1, 3), *((n, 2) for n in range(3))):
+                above = [tokens[n] for n in path(parents, parent)]
+                best = next_logits(hf, [*text, *above]).topk(width).indices.tolist()
+                assert [tokens[n] for n, p in enumerate(parents) if p == parent] == best
+                checked += 1
+    assert checked >= 40
+
+
 def run(target: Model, drafter, sampling: Sampling, rule="token", count=14, **options) -> Engine:
     config = EngineConfig(max_new_tokens=count, batch_size=3, **options)
     engine = Engine(target, drafter, build_rule({"name": rule}), sampling, config, source=4)
@@ -96,6 +122,7 @@ def test_first_layers_are_the_targets_own():
     assert all(p.data_ptr() in shared for p in small.hf.parameters())
     assert small.config.num_hidden_layers == 2 and target.config.num_hidden_layers == 3
     assert len(target.hf.model.layers) == 3
+    assert small._groups == target._groups == 2  # the mask is repeated once per forward, not in every layer
     engine = run(target, SmallDrafter(first_layers(target, 3), 260, 4), Sampling(temperature=1.0))
     assert engine.ledger.acceptance_rate == 1.0
     with pytest.raises(OptionError, match="drafter.layers=4: the target has only 3 layers"):
@@ -218,6 +245,40 @@ def test_a_checkpoint_drafts_like_the_model_it_was(tmp_path):
 def test_a_path_or_layers_must_be_given():
     with pytest.raises(OptionError, match="drafter.path=.*or drafter.layers=N"):
         drafters.build({"name": "small"}, tiny("float32"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "a/b", "dtype": "fp16"}, "drafter.dtype=fp16: no such choice"),
+        (
+            {"layers": 1, "dtype": "float32"},
+            "drafter.dtype=float32: is only for a model given by drafter.path",
+        ),
+        ({"revision": "main"}, "drafter.revision=main: is only for a model given by drafter.path"),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        drafters.check({"name": "small", **options})
+
+
+def test_what_does_not_fit_a_pruned_checkpoint_is_named(tmp_path):
+    target, cut, ids = tiny("float32"), Cut([0]), torch.arange(0, 260, 2)
+    for change, ids_, message in (
+        ({"units": 10**6}, ids, "drafter.path=.*keeps 1000000 units, but this target has"),
+        ({"layers": 50}, ids, "drafter.path=.*keeps 50 layers, but this target has 2"),
+        ({}, torch.arange(0, 600, 2), "drafter.path=.*beyond this target's vocabulary of 260"),
+    ):
+        folder = save_pruned(carve(target, cut, ids), cut.shape, tmp_path / "small", "tiny")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        tensors = load_file(folder / "model.safetensors")
+        save_file(tensors | {"token_map": ids_.int()}, folder / "model.safetensors")
+        with pytest.raises(OptionError, match=message):
+            drafters.build({"name": "small", "path": str(folder)}, target)
+    with pytest.raises(OptionError, match="drafter.dtype=float32: is not for a pruned checkpoint"):
+        drafters.build({"name": "small", "path": str(folder), "dtype": "float32"}, target)
 
 
 @pytest.mark.parametrize("gamma", [7, 50])

@@ -4,6 +4,7 @@ tables.
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from drafters import budget
+from drafters.eagle.config import Config as EagleConfig
 from experiments import speed_model
 from experiments.report import stored
 from specdec.config import Config
@@ -337,6 +339,33 @@ def test_the_best_budget_of_measured_trees():
     assert max(found, key=lambda n: found[n].speedup) == 19
 
 
+def write_budget(directory, nodes: int, accepted: list[int], **config) -> None:
+    """A run of trees of `nodes` nodes, of whose steps each accepts so many; a node costs 0.02 of a step."""
+    records = []
+    for unit in range(6):
+        for method, n in (("autoregressive", 0), ("speculative", nodes)):
+            counts = accepted if n else [0] * 8
+            steps = {
+                "nodes": [n] * 8,
+                "depth": [min(n, 2)] * 8,
+                "accepted": counts,
+                "emitted": [c + 1 for c in counts],
+                "discarded": [0] * 8,
+                "bonus": [0] * 8,
+            }
+            seconds = [[1, n, 10, 0.1 * bool(n), 1 + 0.02 * n, 0.0, 0.0] for _ in range(8)]
+            own = {"drafts": [[[1] * n, [-1] + [0] * (n - 1), [0]]] * 8} if n else {}
+            own["tokens"] = [1] * (1 + sum(steps["emitted"]))
+            own["unit_seconds"] = sum(map(sum, (s[3:] for s in seconds)))
+            records.append(stored_runs.record(method, unit, steps=steps, step_seconds=seconds, **own))
+    stored_runs.write_run(
+        directory,
+        records=records,
+        config={"drafter": vars(EagleConfig(nodes=nodes)), **config},
+        meta={"max_nodes": nodes + 8},  # with room for a copied branch: not the budget
+    )
+
+
 def test_the_task_finds_and_remembers_the_best_budget(tmp_path, monkeypatch):
     """Two measured budgets, 3 nodes at τ = 2 and 12 at τ = 2.5, where a drafted node costs 0.02 of a step.
 
@@ -344,39 +373,7 @@ def test_the_task_finds_and_remembers_the_best_budget(tmp_path, monkeypatch):
     """
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     for nodes, accepted in ((3, [1] * 8), (12, [2, 1] * 4)):
-        records = []
-        for unit in range(6):
-            for method, n in (("autoregressive", 0), ("speculative", nodes)):
-                counts = accepted if n else [0] * 8
-                steps = {
-                    "nodes": [n] * 8,
-                    "depth": [min(n, 2)] * 8,
-                    "accepted": counts,
-                    "emitted": [c + 1 for c in counts],
-                    "discarded": [0] * 8,
-                    "bonus": [0] * 8,
-                }
-                seconds = [[1, n, 10, 0.1 * bool(n), 1 + 0.02 * n, 0.0, 0.0] for _ in range(8)]
-                tokens = [1] * (1 + sum(steps["emitted"]))
-                own = {"drafts": [[[1] * n, [-1] + [0] * (n - 1), [0]]] * 8} if n else {}
-                total = sum(map(sum, (s[3:] for s in seconds)))
-                records.append(
-                    stored_runs.record(
-                        method,
-                        unit,
-                        steps=steps,
-                        step_seconds=seconds,
-                        tokens=tokens,
-                        unit_seconds=total,
-                        **own,
-                    )
-                )
-        stored_runs.write_run(
-            tmp_path / f"run-{nodes}",
-            records=records,
-            config={"drafter": {"name": "eagle", "nodes": nodes}},
-            meta={"max_nodes": nodes + 8},  # with room for a copied branch: not the budget
-        )
+        write_budget(tmp_path / f"run-{nodes}", nodes, accepted)
     runs = stored.find([str(tmp_path / "run-*")])
     [group] = speed_model.analyse(runs, 4)["groups"]
     decode = {n: p["decode_speedup"] for n, p in group["budgets"].items()}
@@ -390,11 +387,35 @@ def test_the_task_finds_and_remembers_the_best_budget(tmp_path, monkeypatch):
     )
     speed_model.run(Config(task=speed_model.Options(runs=[str(tmp_path / "run-*")])), tmp_path / "out")
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert budget.nodes(None, "eagle", "toy", cpu) == 10 and budget.nodes(5, "eagle", "toy", cpu) == 5
+    toy = {"name": "toy", "dtype": "float32"}  # as `stored_runs` tells
+
+    def nodes(device=cpu, provenance=toy, **options):
+        return budget.nodes(EagleConfig(**options), SimpleNamespace(provenance=provenance, device=device))
+
+    assert nodes() == 10 and nodes(nodes=5) == 5
     for matrix_unit, number in ((True, 15), (False, 9)):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=matrix_unit: has)
-        assert budget.nodes(None, "eagle", "other", cpu) == number
-        assert budget.nodes(None, "eagle", "other", cuda) == 15
+        for other in ({"name": "other"}, {"source": "a/b"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
+            assert nodes(provenance=toy | other) == number
+        assert nodes(mode="static") == nodes(checkpoint="a/b") == number
+        assert nodes(cuda, {"name": "other"}) == 15
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_budget_is_remembered_for_one_sequence_and_one_law(tmp_path, monkeypatch, batch):
+    """Not from batches of two, and not where two sweeps recommend something for the same options."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    for temperature in (0.0, 1.0):
+        config = {
+            "engine": {"max_new_tokens": 6, "batch_size": batch},
+            "sampling": {"temperature": temperature},
+        }
+        for nodes, accepted in ((3, [1] * 8), (12, [2, 1] * 4)):
+            write_budget(tmp_path / f"run-{temperature}-{nodes}", nodes, accepted, **config)
+    for pattern, kept in (("run-*", [False, False]), ("run-0.0-*", [batch == 1])):
+        groups = speed_model.analyse(stored.find([str(tmp_path / pattern)]), 4)["groups"]
+        assert all(g["budgets"] for g in groups)
+        assert [g["kept_in"] is not None for g in groups] == kept
 
 
 # ---------------------------------------------------------------- explanation

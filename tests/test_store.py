@@ -50,6 +50,14 @@ def test_meta_says_what_ran(tmp_path):
     assert run.records == []
 
 
+def test_a_budget_of_nodes_found_since_is_no_reason_to_mix_two(tmp_path):
+    """`drafter.nodes=null` may mean another number by the time a run is resumed."""
+    Run(tmp_path, config(), max_nodes=15).close()
+    with pytest.raises(OptionError, match="drafter.nodes=null: meant 15 nodes .* means 9 now; give a number"):
+        Run(tmp_path, config(resume=True), max_nodes=9)
+    Run(tmp_path, config(resume=True), max_nodes=15).close()
+
+
 def test_resume_goes_on_after_a_line_cut_short(tmp_path):
     first = Run(tmp_path, config())
     first.append({"prompt": "a"})

@@ -73,7 +73,7 @@ def load_drafter(config: Config, target: Model) -> EagleModel:
         return random_model(
             new_architecture(target, config.generation, config.layers, config.draft_vocab), target
         )
-    path = config.checkpoint or shipped.checkpoint("eagle", target)
+    path = config.checkpoint or shipped.checkpoint("eagle", target.name, target.is_random)
     fields, tensors = read_checkpoint(path, config.revision)
     return Published(path, fields, tensors, target).build().attach(target)
 

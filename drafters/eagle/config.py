@@ -45,6 +45,10 @@ class Config:
         """Whether a branch is copied from the text."""
         return self.mode == "dynamic" if self.ngram is None else self.ngram
 
+    @property
+    def wants_shipped(self) -> bool:
+        return self.weights == "pretrained" and self.checkpoint is None
+
     def proposes(self) -> tuple[str, bool | None]:
         kind = "deterministic" if self.siblings == "top_k" else self.siblings
         if self.copies:

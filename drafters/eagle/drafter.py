@@ -58,7 +58,7 @@ class EagleDrafter(Drafter):
         self.vocab_size, self.eos_token_ids = target.vocab_size, target.eos_token_ids
         self.features = model.architecture.feature_layers
         self.top_k = min(config.top_k, model.architecture.draft_vocab_size)
-        self.nodes = budget.nodes(config.nodes, self.name, target.name, target.device)
+        self.nodes = budget.nodes(config, target)
         self.shape: FixedShape | None = None
         if config.mode == "dynamic":
             k, below = self.top_k, config.depth - 1  # levels below the first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -31,9 +29,6 @@ class Laws:
     ):
         self.vocab_size, self.ids, self.eos_token_ids = vocab_size, model.draft_ids, eos_token_ids
         self.sampling = sampling
-        # Ranking wants more than the target's single best token, and truncation does not change ranks.
-        temperature = 1.0 if sampling.greedy else sampling.temperature
-        self.ranking = replace(sampling, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
 
     def best(self, growth: Growth, count: int) -> tuple[Tensor, Tensor]:
         """The most probable children of each node of the last level.
@@ -41,7 +36,7 @@ class Laws:
         Returns:
             tokens `[B, P, k]` int64 and their probabilities `[B, P, k]`, falling; k is `count` at most.
         """
-        return _best(*self._law(growth, self.ranking), count)
+        return _best(*self._law(growth, self.sampling.ranking), count)
 
     def likely_winners(self, growth: Growth, count: int, draw: Draw) -> tuple[Tensor, Tensor]:
         """The children most likely to be the target's own draw, whose noise is known; returns as `best`.
@@ -49,7 +44,7 @@ class Laws:
         The target will emit argmin E/p. With this E, and q as good a guess of p as EAGLE's is, token x wins
         with a chance of about (q_x/E_x) / Σ (q/E): measured, it is well calibrated (LOG.md).
         """
-        probs, ids = self._law(growth, self.ranking)
+        probs, ids = self._law(growth, self.sampling.ranking)
         if self.sampling.greedy:
             return _best(probs, ids, count)
         noise = draw.noise(self.vocab_size, growth.depth + 1, probs.device)[:, None]

@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from specdec.model import Model
-from specdec.products import thin_linear
+from specdec.products import frozen, thin_linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attention of layer i over what is to be seen: q `[B, H, T, D]`, k, v `[B, H_kv, T, D]` → `[B, T, H·D]`."""
@@ -183,7 +183,7 @@ class EagleModel(nn.Module):
         head = target.hf.get_output_embeddings()
         if self.is_reduced:
             self.draft_ids = torch.arange(len(self.d2t), device=target.device) + self.d2t
-        weight, bias = head.weight.detach(), getattr(head, "bias", None)
+        weight, bias = frozen(head.weight), getattr(head, "bias", None)
         if self.draft_ids is not None and self.lm_head is None:
             ids = self.draft_ids.to(weight.device)
             weight, bias = weight[ids], None if bias is None else bias[ids]

@@ -161,7 +161,8 @@ class FixedShape:
             ranks = range(max(level.rank) + 1)
             having = [[p for p, r in zip(level.parent, level.rank, strict=True) if r == s] for s in ranks]
             keep = [
-                [elder.index(p) for p in younger] for elder, younger in zip(having, having[1:], strict=False)
+                [elder.index(p) for p in younger if p in elder]  # ranks have gaps only where nothing is drawn
+                for elder, younger in zip(having, having[1:], strict=False)
             ]
             self.steps.append(
                 Step(

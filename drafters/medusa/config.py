@@ -27,6 +27,10 @@ class Config:
     sees_root: bool = True  # heads also see the last committed token, as in Hydra (Ankner et al. 2402.05109)
     draft_vocab: int | None = None  # only the target's most frequent tokens are guessed; null = all
 
+    @property
+    def wants_shipped(self) -> bool:
+        return self.weights == "pretrained" and self.checkpoint is None
+
     def proposes(self) -> tuple[str, bool | None]:
         return (
             "deterministic" if self.siblings == "top_k" else self.siblings

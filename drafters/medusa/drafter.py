@@ -15,6 +15,7 @@ from drafters.medusa.formats import load_heads
 from drafters.medusa.heads import HeadsSpec, MedusaHeads
 from specdec.distribution import distribution
 from specdec.drafter import Drafter, Draw
+from specdec.errors import OptionError
 from specdec.graphs import Graphs
 from specdec.model import Model, Output
 from specdec.products import prepare
@@ -185,6 +186,7 @@ def build(config: Config, target: Model) -> MedusaDrafter:
     heads = random_heads(config, target) if config.weights == "random" else _trained(config, target)
     if config.choices is not None:
         choices = [tuple(path) for path in config.choices]
+        _refuse_what_heads_cannot_guess(choices, heads.depth, heads.spec.draft_vocab or target.vocab_size)
     elif heads.spec.choices:
         choices = [tuple(path) for path in heads.spec.choices[: config.nodes]]
     else:
@@ -192,8 +194,18 @@ def build(config: Config, target: Model) -> MedusaDrafter:
     return MedusaDrafter(heads, target.vocab_size, choices, config.siblings)
 
 
+def _refuse_what_heads_cannot_guess(choices: list[Path], depth: int, widest: int) -> None:
+    for path in choices:
+        if len(path) > depth:
+            remedy = f"is {len(path)} deep, but there are {depth} heads; leave it out."
+            raise OptionError("drafter.choices", list(path), remedy)
+        if max(path) >= widest:
+            remedy = f"asks for rank {max(path)}, but a head knows {widest} tokens; leave it out."
+            raise OptionError("drafter.choices", list(path), remedy)
+
+
 def _trained(config: Config, target: Model) -> MedusaHeads:
-    checkpoint = config.checkpoint or shipped.checkpoint("medusa", target)
+    checkpoint = config.checkpoint or shipped.checkpoint("medusa", target.name, target.is_random)
     return load_heads(checkpoint, target, config.revision)
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafters.checkpoint_files import expect_shape, read_checkpoint
+from drafters.checkpoint_files import expect_shape, read_checkpoint, take_token_map
 from drafters.medusa.heads import HeadsSpec, MedusaHeads
 from specdec.errors import OptionError
 from specdec.model import Model
@@ -42,7 +42,7 @@ def load_heads(path: str, target: Model, revision: str | None = None) -> MedusaH
     config, published = read_checkpoint(path, revision)
     tensors = {our_name(path, name): tensor for name, tensor in published.items()}
     spec = read_spec(path, config, tensors)
-    token_map = _token_map(path, tensors, target)
+    token_map = take_token_map(path, tensors, target.vocab_size)
     shared = tensors.pop("lm_head.weight", None)
     if shared is not None:
         tensors |= {f"heads.{h}.weight": shared for h in range(spec.heads)}
@@ -120,21 +120,6 @@ def save_heads(heads: MedusaHeads, folder: Path | str, base_model: str, card: st
     if card:
         (folder / "README.md").write_text(card, encoding="utf-8")
     return folder
-
-
-def _token_map(path: str, tensors: dict[str, Tensor], target: Model) -> Tensor | None:
-    found = tensors.pop("token_map", None)
-    if found is None:
-        return None
-    token_map = found.long()
-    if token_map.dim() != 1 or token_map.min() < 0 or token_map.max() >= target.vocab_size:
-        remedy = (
-            f"token_map {list(found.shape)} holds ids beyond this target's vocabulary of {target.vocab_size}."
-        )
-        raise OptionError("drafter.checkpoint", path, remedy)
-    if len(token_map.unique()) < len(token_map):
-        raise OptionError("drafter.checkpoint", path, "token_map names a token twice.")
-    return token_map
 
 
 def describe(spec: HeadsSpec) -> dict[str, Any]:

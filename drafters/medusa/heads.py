@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.model import Model
-from specdec.products import thin_linear
+from specdec.products import frozen, thin_linear
 
 
 @dataclass
@@ -72,7 +72,7 @@ class MedusaHeads(nn.Module):
         if spec.sees_root:
             self.root = nn.Linear(embedding.weight.shape[1], hidden, bias=False)
             nn.init.zeros_(self.root.weight)
-        weight, offset = output.weight.detach(), getattr(output, "bias", None)
+        weight, offset = frozen(output.weight), getattr(output, "bias", None)
         if token_map is not None:
             weight, offset = weight[token_map], None if offset is None else offset[token_map]
         self._embedding = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from specdec.config import at_least, suggest
+from specdec.config import DTYPES, at_least, suggest
 from specdec.errors import OptionError
 
 IMPORTANCE = ("loss", "influence")
@@ -28,11 +28,22 @@ class Config:
     )  # children per node, by depth, e.g. [3,2,1]; [] = a chain of gamma
     siblings: str = "without_replacement"  # of a tree: with_replacement | without_replacement | top_k
 
+    @property
+    def wants_shipped(self) -> bool:
+        return self.path is None and self.layers is None
+
     def proposes(self) -> tuple[str, bool | None]:
         if not self.tree:
             return "with_replacement", True
         kind = "deterministic" if self.siblings == "top_k" else self.siblings
         return kind, max(self.tree) == 1
+
+    def _refuse_what_only_a_path_reads(self) -> None:
+        default = type(self)
+        for name in ("revision", "dtype", "trust_remote_code"):
+            if getattr(self, name) != getattr(default, name):
+                remedy = "is only for a model given by drafter.path; leave it out."
+                raise OptionError(f"drafter.{name}", getattr(self, name), remedy)
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
@@ -42,6 +53,8 @@ class Config:
         if self.layers is not None and self.layers < 1:
             raise OptionError("drafter.layers", self.layers, "must be ≥ 1.")
         at_least("drafter", self, units=1, groups=1)
+        if self.dtype not in DTYPES:
+            raise OptionError("drafter.dtype", self.dtype, f"no such choice; {suggest(self.dtype, DTYPES)}")
         if self.importance not in IMPORTANCE:
             remedy = f"no such choice; {suggest(self.importance, IMPORTANCE)}"
             raise OptionError("drafter.importance", self.importance, remedy)
@@ -49,6 +62,8 @@ class Config:
             raise OptionError(
                 "drafter.layers", self.layers, "is only for drafter.path=null; give one of them."
             )
+        if self.path is None:
+            self._refuse_what_only_a_path_reads()
         if any(children < 1 for children in self.tree):
             raise OptionError("drafter.tree", self.tree, "every position needs at least one child.")
         if self.siblings not in SIBLINGS:

@@ -23,13 +23,12 @@ def load_small(config: Config, target: Model) -> Model:
     """
     if config.layers is not None:
         return first_layers(target, config.layers)
-    path = config.path
-    if path is None:
-        remedy = (
-            "give drafter.path=<model folder or hub id with the target's tokenizer>, or drafter.layers=N;"
-        )
-        path = shipped.checkpoint("small", target, "drafter.path", remedy)
+    path = config.path or shipped.checkpoint("small", target.name, target.is_random)
     if is_pruned(path):
+        for name in ("revision", "dtype", "trust_remote_code"):
+            if getattr(config, name) != getattr(Config, name):
+                remedy = "is not for a pruned checkpoint, which goes with the target; leave it out."
+                raise OptionError(f"drafter.{name}", getattr(config, name), remedy)
         return load_pruned(path, target)
     return _from_checkpoint(config, target)
 

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafters.checkpoint_files import expect_shape, read_checkpoint
+from drafters.checkpoint_files import expect_shape, read_checkpoint, take_token_map
 from drafters.small.prune import Cut, MappedHead, carve
 from specdec.errors import OptionError
 from specdec.model import Model
 
+OPTION = "drafter.path"
 KIND = "specdec_pruned"  # `model_type` of config.json
 
 
@@ -52,23 +53,29 @@ def load_pruned(path: str, target: Model) -> Model:
     Raises:
         OptionError: names the tensor that is missing or of a wrong shape.
     """
-    config, tensors = read_checkpoint(path)
-    token_map = tensors.pop("token_map", None)
+    config, tensors = read_checkpoint(path, option=OPTION)
+    token_map = take_token_map(path, tensors, target.vocab_size, OPTION)
     layers = config["layers"]
-    if layers > target.config.num_hidden_layers:
-        raise OptionError("drafter.path", path, f"has {layers} layers, more than this target.")
+    whole = target.config
+    for name, most in (
+        ("layers", whole.num_hidden_layers),
+        ("units", whole.intermediate_size),
+        ("groups", getattr(whole, "num_key_value_heads", None) or whole.num_attention_heads),
+    ):
+        if (config.get(name) or 0) > most:
+            raise OptionError(OPTION, path, f"keeps {config[name]} {name}, but this target has {most}.")
     cut = Cut(
         list(range(layers)),
         [list(range(config["units"]))] * layers if config.get("units") else [],
         [list(range(config["groups"]))] * layers if config.get("groups") else [],
     )
-    small = carve(target, cut, None if token_map is None else token_map.long())
+    small = carve(target, cut, token_map)
     wanted = own_state(small)
     if odd := sorted(wanted.keys() ^ tensors.keys()):
         which = "is missing" if odd[0] in wanted else "is not expected"
-        raise OptionError("drafter.path", path, f"{odd[0]} {which} in this checkpoint.")
+        raise OptionError(OPTION, path, f"{odd[0]} {which} in this checkpoint.")
     for name, own in wanted.items():
-        own.copy_(expect_shape(path, name, tensors[name], tuple(own.shape)))
+        own.copy_(expect_shape(path, name, tensors[name], tuple(own.shape), OPTION))
     small.name = f"{target.name}/small-{layers}"
     return small
 

@@ -50,7 +50,8 @@ class SmallTreeDrafter(SmallDrafter):
         self.max_nodes = self.levels[-1][-1] + 1
 
     def begin(self, sequences: Sequences, output: Output, sampling: Sampling, capacity: int) -> None:
-        super().begin(sequences, output, sampling, capacity)
+        ranked = self.kind is Kind.DETERMINISTIC
+        super().begin(sequences, output, sampling.ranking if ranked else sampling, capacity)
         device = sequences.ids.device
         parents = parents_of(self.branching)
         self.trees = [

@@ -19,6 +19,8 @@ CONTEXT = 2048
 
 def tiny_config(config: TargetConfig) -> LlamaConfig:
     """Two heads on one key/value head; the byte tokenizer's special tokens if the vocabulary has room."""
+    if config.device_map:
+        raise OptionError("target.device_map", config.device_map, "is not for the tiny target; leave it out.")
     if config.vocab_size < 2:
         raise OptionError("target.vocab_size", config.vocab_size, "must be ≥ 2.")
     if config.layers < 1:

@@ -112,7 +112,7 @@ def sampled_agreement(
     short = replace(config, max_new_tokens=compared + 2, ignore_eos=True)
     samples: list[Counter[Hashable]] = []
     for number, draft in enumerate((None, drafter)):
-        engine = Engine(target, draft, rule, Sampling(temperature=1.0), short, 2 * seed + number)
+        engine = Engine(target, draft, rule, Sampling(temperature=1.0), short, (2 * seed + number) % 2**64)
         counts: Counter[Hashable] = Counter()
         for start in range(0, sequences, short.batch_size):
             ids = list(range(start, min(start + short.batch_size, sequences)))
