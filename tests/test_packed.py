@@ -13,7 +13,7 @@ import drafters
 from specdec import packed, verify
 from specdec.config import EngineConfig
 from specdec.engine import Engine
-from specdec.products import few_rows, from_copy, prepare, turn_and_merge
+from specdec.products import few_rows, from_copy, frozen, prepare, turn_and_merge
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a build without oneDNN")
 
@@ -123,6 +123,16 @@ def test_a_machine_without_oneDNN_goes_on(monkeypatch):
     monkeypatch.setattr(packed, "_pays", {})
     packed.pack([(weight := torch.randn(8, 6, dtype=torch.bfloat16), 8)])
     assert packed.copy_of(weight, 8) is None
+
+
+def test_a_head_that_is_lent_brings_its_copy_along():
+    """EAGLE's and Medusa's head over the whole vocabulary is the target's own: no second copy of it."""
+    target = tiny("float32")
+    weight = target.hf.get_output_embeddings().weight
+    eagle = drafters.build({"name": "eagle", "weights": "random"}, target)
+    medusa = drafters.build({"name": "medusa", "weights": "random"}, target)
+    assert eagle.model.head[0] is weight and medusa.heads.lent[0] is weight
+    assert frozen(nn.Parameter(torch.ones(2))).requires_grad is False  # nobody else trains it
 
 
 @needs_compiler

@@ -90,3 +90,10 @@ def test_an_empty_path_is_refused():
 def test_a_path_given_twice_is_refused():
     with pytest.raises(ValueError, match=r"\[0\] is given twice"):
         Tree.from_paths([[0], [0], [0, 1]])
+
+
+def test_the_depths_of_a_chain_are_counted_not_multiplied():
+    """A prompt read in pieces of thousands of tokens is a chain, and ancestors are a matrix of its square."""
+    chain = Tree(torch.arange(-1, 4))
+    assert chain.depth.tolist() == [[0, 1, 2, 3, 4, 5]] and "ancestors" not in vars(chain)
+    assert Tree.chain(0).depth.tolist() == [[0]] and Tree.chain(5).max_depth == 5
