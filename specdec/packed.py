@@ -98,10 +98,15 @@ def pack(weights: Sequence[tuple[Tensor, int]]) -> None:
 
 
 def pays(matrices: Sequence[Tensor]) -> bool:
-    """Whether products with copies of such matrices are much faster, measured once per process and dtype."""
+    """Whether products with copies of such matrices are much faster: measured once per process and dtype.
+
+    With the first matrices that are not too few to be measured; what a drafter does goes by its target's.
+    """
     dtype = matrices[0].dtype
     if dtype not in _pays:
-        _pays[dtype] = dtype == torch.bfloat16 and _measured(matrices) < GAIN
+        if dtype != torch.bfloat16 or sum(matrix.nbytes for matrix in matrices) < TRIED:
+            return False
+        _pays[dtype] = _measured(matrices) < GAIN
     return _pays[dtype]
 
 

@@ -96,10 +96,13 @@ def test_graphs_multiply_from_copies(always, bias):
 
 
 def test_copies_are_made_where_they_pay(monkeypatch):
-    """Measured once per dtype, for bfloat16 alone, and only where the memory is there."""
+    """Measured once, for bfloat16 alone, with enough matrices, and only where the memory is there."""
     ratios = iter([0.9, 0.5])
-    monkeypatch.setattr(packed, "_measured", lambda matrices: next(ratios))
     monkeypatch.setattr(packed, "_pays", {})
+    packed.pack([(few := torch.randn(8, 6, dtype=torch.bfloat16), 8)])
+    assert packed.copy_of(few, 8) is None and torch.bfloat16 not in packed._pays
+    monkeypatch.setattr(packed, "TRIED", 0)
+    monkeypatch.setattr(packed, "_measured", lambda matrices: next(ratios))
     weight = torch.randn(8, 6, dtype=torch.bfloat16)
     for _ in range(2):
         packed.pack([(weight, 8)])
@@ -121,6 +124,7 @@ def test_a_machine_without_oneDNN_goes_on(monkeypatch):
 
     monkeypatch.setattr(packed, "_reordered", refuse)
     monkeypatch.setattr(packed, "_pays", {})
+    monkeypatch.setattr(packed, "TRIED", 1)
     packed.pack([(weight := torch.randn(8, 6, dtype=torch.bfloat16), 8)])
     assert packed.copy_of(weight, 8) is None
 
