@@ -253,9 +253,9 @@ def test_a_path_or_layers_must_be_given():
         ({"path": "a/b", "dtype": "fp16"}, "drafter.dtype=fp16: no such choice"),
         (
             {"layers": 1, "dtype": "float32"},
-            "drafter.dtype=float32: is only for a model given by drafter.path",
+            "drafter.dtype=float32: is only for a model of its own",
         ),
-        ({"revision": "main"}, "drafter.revision=main: is only for a model given by drafter.path"),
+        ({"revision": "main"}, "drafter.revision=main: is only for a model of its own"),
     ],
 )
 def test_options_that_nothing_reads_are_refused(options, message):
@@ -277,7 +277,7 @@ def test_what_does_not_fit_a_pruned_checkpoint_is_named(tmp_path):
         save_file(tensors | {"token_map": ids_.int()}, folder / "model.safetensors")
         with pytest.raises(OptionError, match=message):
             drafters.build({"name": "small", "path": str(folder)}, target)
-    with pytest.raises(OptionError, match="drafter.dtype=float32: is not for a pruned checkpoint"):
+    with pytest.raises(OptionError, match="drafter.dtype=float32: is only for a model of its own"):
         drafters.build({"name": "small", "path": str(folder), "dtype": "float32"}, target)
 
 

@@ -38,11 +38,15 @@ class Config:
         kind = "deterministic" if self.siblings == "top_k" else self.siblings
         return kind, max(self.tree) == 1
 
-    def _refuse_what_only_a_path_reads(self) -> None:
-        default = type(self)
+    def refuse_loading_options(self) -> None:
+        """Only a model of its own is loaded as they say; a pruned one goes with the target.
+
+        Raises:
+            OptionError: one of them is given.
+        """
         for name in ("revision", "dtype", "trust_remote_code"):
-            if getattr(self, name) != getattr(default, name):
-                remedy = "is only for a model given by drafter.path; leave it out."
+            if getattr(self, name) != getattr(Config, name):
+                remedy = "is only for a model of its own, given by drafter.path; leave it out."
                 raise OptionError(f"drafter.{name}", getattr(self, name), remedy)
 
     def __post_init__(self) -> None:
@@ -63,7 +67,7 @@ class Config:
                 "drafter.layers", self.layers, "is only for drafter.path=null; give one of them."
             )
         if self.path is None:
-            self._refuse_what_only_a_path_reads()
+            self.refuse_loading_options()
         if any(children < 1 for children in self.tree):
             raise OptionError("drafter.tree", self.tree, "every position needs at least one child.")
         if self.siblings not in SIBLINGS:

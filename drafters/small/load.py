@@ -25,10 +25,7 @@ def load_small(config: Config, target: Model) -> Model:
         return first_layers(target, config.layers)
     path = config.path or shipped.checkpoint("small", target.name, target.is_random)
     if is_pruned(path):
-        for name in ("revision", "dtype", "trust_remote_code"):
-            if getattr(config, name) != getattr(Config, name):
-                remedy = "is not for a pruned checkpoint, which goes with the target; leave it out."
-                raise OptionError(f"drafter.{name}", getattr(config, name), remedy)
+        config.refuse_loading_options()
         return load_pruned(path, target)
     return _from_checkpoint(config, target)
 
