@@ -100,6 +100,7 @@ def _words(
     config: Config, target: Model, said: dict[str, dict[str, Any]], failures: list[str], alpha: float
 ) -> str:
     greedy, sampled = said["greedy"], said["sampled"]
+    seed = sampled.get("seed", config.seed)  # older runs do not tell
     found = ", ".join(f"{count} {verdict}" for verdict, count in sorted(greedy["found"].items()))
     dtype = str(target.dtype).removeprefix("torch.")
     lines = [
@@ -107,7 +108,7 @@ def _words(
         "NOT EXACT: " + "; ".join(failures) + "." if failures else "No deviation found.",
         f"- Greedy, {greedy['prompts']} prompts × {config.engine.max_new_tokens} tokens against "
         f"autoregressive decoding: {found}.",
-        f"- Sampled at T = 1, seed {sampled['seed']}, two samples of {sampled['observations']:,} sequences, "
+        f"- Sampled at T = 1, seed {seed}, two samples of {sampled['observations']:,} sequences, "
         f"the two tokens after the first: χ² = {sampled['chi2']:.1f}, df = {sampled['df']}, "
         f"p = {sampled['p']:.3g} (level {alpha:g}). " + _power(sampled["detectable"]),
     ]

@@ -117,9 +117,7 @@ class Run:
             self._refuse_other_options(meta["config"], plain(config))
             nodes = facts.get("max_nodes")
             if (then := meta.get("max_nodes", nodes)) != nodes:
-                remedy = (
-                    f"meant {then} nodes when {self.directory} began and means {nodes} now; give a number."
-                )
+                remedy = f"was {then} nodes when {self.directory} began, now {nodes}; give them in a new run."
                 raise OptionError("drafter.nodes", "null", remedy)
             meta["resumed"].append(now)
             self.records = self._repaired_samples()

@@ -9,9 +9,9 @@ from drafters.ngram.config import Config as NgramConfig
 from drafters.ngram.drafter import NgramDrafter
 from drafters.small.chain import SmallDrafter
 from drafters.small.load import first_layers
-from experiments import certify_real, prompts
+from experiments import certify, certify_real, prompts
 from specdec import verify
-from specdec.config import EngineConfig, PromptsConfig, TargetConfig
+from specdec.config import Config, EngineConfig, PromptsConfig, TargetConfig
 from specdec.engine import Engine
 from specdec.exactness.real_model import greedy_agreement, sampled_agreement, two_sample
 from specdec.model import Model
@@ -77,6 +77,27 @@ def test_sampled_agreement_accepts_the_rule_and_catches_a_mutant(tiny):
     assert right.observations == 20_000
     assert right.p > ALPHA
     assert sampled_agreement(tiny, small, BonusFromDraft(), [1, 2, 3], 20_000, config, ALPHA, seed=3).p < 1e-9
+
+
+def test_the_largest_seeds_serve_too(tiny):
+    """Two samples take the seeds 2s and 2s + 1, which must not leave the random source's 64 bits."""
+    config, small = EngineConfig(batch_size=50), SmallDrafter(first_layers(tiny, 1), tiny.vocab_size, 2)
+    for seed in (2**63, 2**64 - 1):
+        found = sampled_agreement(tiny, small, TokenRule(), [1, 2, 3], 50, config, ALPHA, seed=seed)
+        assert found.observations == 50
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_real_target_is_certified_with_the_seed_asked_for(monkeypatch, tmp_path, fresh):
+    """`task.fresh_seed` takes one from the system at every run, else `seed` is used."""
+    seeds = []
+    monkeypatch.setattr(certify.certify_real, "run", lambda *arguments: seeds.append(arguments[-1]))
+    target = TargetConfig(name="smollm2-135m", source="embedded")
+    task = certify.Options(fresh_seed=fresh)
+    config = Config(task=task, target=target, drafter={"name": "ngram"}, verify={"name": "token"}, seed=7)
+    for _ in range(2):
+        certify.run(config, tmp_path)
+    assert len(set(seeds)) == 2 and 7 not in seeds if fresh else seeds == [7, 7]  # alike once in 2^48
 
 
 def test_greedy_agreement_is_exact_in_float64(tiny):

@@ -53,7 +53,9 @@ def test_meta_says_what_ran(tmp_path):
 def test_a_budget_of_nodes_found_since_is_no_reason_to_mix_two(tmp_path):
     """`drafter.nodes=null` may mean another number by the time a run is resumed."""
     Run(tmp_path, config(), max_nodes=15).close()
-    with pytest.raises(OptionError, match="drafter.nodes=null: meant 15 nodes .* means 9 now; give a number"):
+    with pytest.raises(
+        OptionError, match="drafter.nodes=null: was 15 nodes .* now 9; give them in a new run"
+    ):
         Run(tmp_path, config(resume=True), max_nodes=9)
     Run(tmp_path, config(resume=True), max_nodes=15).close()
 
